@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/better-compute/join-operator/test/machine"
 )
 
 // outcome is one join as its machine saw it.
@@ -14,7 +16,7 @@ type outcome struct {
 }
 
 // closedLoop keeps a number of machines joining at once.
-func closedLoop(ctx context.Context, t *target, machines []machine, concurrency int) []outcome {
+func closedLoop(ctx context.Context, t *machine.Target, machines []joiner, concurrency int) []outcome {
 	outcomes := make([]outcome, len(machines))
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -35,7 +37,7 @@ func closedLoop(ctx context.Context, t *target, machines []machine, concurrency 
 
 // openLoop begins joins at a rate, whatever is still under way. A join's time
 // counts from when it was due, so that a stall is seen by all who wait behind it.
-func openLoop(ctx context.Context, t *target, machines []machine, rate float64) []outcome {
+func openLoop(ctx context.Context, t *machine.Target, machines []joiner, rate float64) []outcome {
 	outcomes := make([]outcome, len(machines))
 	began := time.Now()
 	var wg sync.WaitGroup
@@ -48,7 +50,7 @@ func openLoop(ctx context.Context, t *target, machines []machine, rate float64) 
 	return outcomes
 }
 
-func timed(ctx context.Context, t *target, m machine, from time.Time) outcome {
-	err := t.join(ctx, m)
+func timed(ctx context.Context, t *machine.Target, m joiner, from time.Time) outcome {
+	err := m.join(ctx, t)
 	return outcome{took: time.Since(from), err: err}
 }

@@ -8,12 +8,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
 	"time"
+
+	"github.com/better-compute/join-operator/test/machine"
 )
 
 type options struct {
@@ -55,7 +58,10 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	target, err := openTarget(o.endpoint, o.tlsCA, o.bundle)
+	if o.endpoint == "" || o.tlsCA == "" || o.bundle == "" {
+		return errors.New("no endpoint, CA or bundle given: source .dev/env first (make dev-up writes it)")
+	}
+	target, err := machine.Open(o.endpoint, o.tlsCA, o.bundle)
 	if err != nil {
 		return err
 	}
@@ -81,7 +87,7 @@ func run(ctx context.Context, o options) error {
 				return err
 			}
 			fmt.Fprintf(os.Stderr, "round %d: making %d keys and requests\n", round+1, o.joins)
-			machines, err := makeMachines(o.joins, texts)
+			machines, err := makeJoiners(o.joins, texts)
 			if err != nil {
 				return err
 			}
