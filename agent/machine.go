@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/url"
+	"time"
+
+	"github.com/better-compute/join-operator/agent/state"
+	"github.com/better-compute/join-operator/agent/trust"
+	"github.com/better-compute/join-operator/api/wire"
+	"github.com/better-compute/join-operator/attestors"
+)
+
+// Config is what a machine runs with. State and Logger are required; the zero
+// value of the rest is what a real machine wants.
+type Config struct {
+	// State is open, so that no other process changes it.
+	State *state.Dir
+	// FirstBundle is pinned where nothing is pinned yet; later it is ignored.
+	FirstBundle []byte
+	// KeyType is the kind of key to make where there is none; default ECDSA P-256.
+	KeyType state.KeyType
+	Logger  *slog.Logger
+	// Observe is told what a person would want to see, as it happens.
+	Observe func(Event)
+
+	Clock Clock
+	// Random returns a random duration below its argument, for jitter.
+	Random func(limit time.Duration) time.Duration
+	// Dial replaces the network.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// RequestTimeout limits one request to one endpoint; default 30 s.
+	RequestTimeout time.Duration
+}
+
+// Machine is one machine with its state. Its methods are not safe for concurrent
+// use.
+type Machine struct {
+	state   *state.Dir
+	log     *slog.Logger
+	observe func(Event)
+	clock   Clock
+	random  func(time.Duration) time.Duration
+	http    client
+
+	bundle  *trust.Bundle
+	request *state.Request
+	// signedAt is the latest time that the service signed: whatever this
+	// machine's clock says, it is not earlier than that.
+	signedAt time.Time
+	// endpoint is where the next exchange begins, an index into the bundle's.
+	endpoint int
+	walked   walk
+	// clockSaid keeps a wrong clock from being told of at every answer.
+	clockSaid bool
+	// clockOffset is how far the clock is ahead of the last signed answer, in seconds.
+	clockOffset int64
+	// awaiting is the JoinRequest that was last told of.
+	awaiting string
+}
+
+// New reads what a machine has on disk, pins its first bundle, and makes its key
+// and request where there are none. It talks to nobody.
+func New(c Config) (*Machine, error) {
+	m := &Machine{state: c.State, log: c.Logger, observe: c.Observe, clock: c.Clock, random: c.Random}
+	if m.observe == nil {
+		m.observe = func(Event) {}
+	}
+	if m.clock == nil {
+		m.clock = SystemClock{}
+	}
+	if m.random == nil {
+		m.random = randomUpTo
+	}
+	m.http = client{clock: m.clock, timeout: c.RequestTimeout, dial: c.Dial}
+	if m.http.timeout == 0 {
+		m.http.timeout = requestTimeout
+	}
+	if m.http.dial == nil {
+		m.http.dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	if c.KeyType == "" {
+		c.KeyType = state.ECDSAP256
+	}
+	if err := m.pin(c.FirstBundle); err != nil {
+		return nil, err
+	}
+	var err error
+	if m.request, err = c.State.EnsureRequest(c.KeyType); err != nil {
+		return nil, err
+	}
+	m.endpoint = int(m.random(time.Duration(len(m.bundle.Endpoints()))))
+	return m, nil
+}
+
+// ErrNoBundle is returned by [New] where nothing is pinned and nothing was given.
+var ErrNoBundle = errors.New("no join bundle is pinned yet, and none was given")
+
+func (m *Machine) pin(first []byte) error {
+	raw, err := m.state.Bundle()
+	if errors.Is(err, fs.ErrNotExist) {
+		return m.pinFirst(first)
+	}
+	if err != nil {
+		return err
+	}
+	if m.bundle, err = trust.Parse(raw); err != nil {
+		return &state.DamagedError{Path: m.state.BundlePath(), Err: err, Remedy: "Remove it and give the bundle again, from the place where the first one came from"}
+	}
+	if len(first) > 0 {
+		m.compareGiven(first)
+	}
+	return nil
+}
+
+func (m *Machine) pinFirst(first []byte) error {
+	if len(first) == 0 {
+		return ErrNoBundle
+	}
+	b, err := trust.Parse(first)
+	if err != nil {
+		return fmt.Errorf("the given join bundle cannot be used: %w", err)
+	}
+	if err := m.state.StoreBundle(first); err != nil {
+		return err
+	}
+	m.bundle = b
+	m.log.Info("pinned the given bundle", "generation", b.Generation(), "trustDomain", b.TrustDomain(), "sha256", b.SHA256())
+	return nil
+}
+
+// compareGiven says when a bundle that was given again is not what is pinned:
+// it changes nothing, since only signed rotations may.
+func (m *Machine) compareGiven(first []byte) {
+	given, err := trust.Parse(first)
+	switch {
+	case err != nil:
+		m.log.Warn("the given bundle cannot be read; the pinned one stays", "error", err)
+	case given.TrustDomain() != m.bundle.TrustDomain():
+		m.log.Warn("the given bundle is another trust domain's; the pinned one stays", "given", given.TrustDomain(), "pinned", m.bundle.TrustDomain())
+	case given.Generation() > m.bundle.Generation():
+		m.log.Info("the given bundle is newer than the pinned one, which follows by signed rotations only", "given", given.Generation(), "pinned", m.bundle.Generation())
+	case given.Generation() == m.bundle.Generation() && given.SHA256() != m.bundle.SHA256():
+		m.log.Warn("the given bundle is not the pinned one though it has its generation; the pinned one stays", "generation", given.Generation())
+	}
+}
+
+// Bundle is the pinned bundle.
+func (m *Machine) Bundle() *trust.Bundle { return m.bundle }
+
+// PublicKeySHA256 is the key's fingerprint as a JoinRequest shows it.
+func (m *Machine) PublicKeySHA256() (string, error) { return m.request.PublicKeySHA256() }
+
+// now is the latest of this machine's clock and what was signed.
+func (m *Machine) now() time.Time {
+	now := m.clock.Now()
+	for _, t := range []time.Time{m.bundle.IssuedAt(), m.signedAt} {
+		if t.After(now) {
+			now = t
+		}
+	}
+	return now
+}
+
+func (m *Machine) noticeClock(issuedAt time.Time) {
+	if issuedAt.After(m.signedAt) {
+		m.signedAt = issuedAt
+	}
+	ahead := m.clock.Now().Sub(issuedAt)
+	m.clockOffset = int64(ahead / time.Second)
+	if ahead.Abs() <= clockTolerance || m.clockSaid {
+		return
+	}
+	m.clockSaid = true
+	m.log.Warn("this machine's clock is wrong", "ahead", ahead.Round(time.Second).String(), "serviceTime", issuedAt)
+	m.observe(ClockWrong{Ahead: ahead})
+}
+
+// eachEndpoint tries the endpoints in turn, beginning with the one that answered
+// last, until try returns no error or one that another endpoint cannot mend. It
+// returns everything that went wrong.
+func (m *Machine) eachEndpoint(ctx context.Context, try func(*url.URL) error, final func(error) bool) error {
+	endpoints := m.bundle.Endpoints()
+	start := m.endpoint % len(endpoints)
+	var failures []error
+	for i := range endpoints {
+		m.endpoint = (start + i) % len(endpoints)
+		endpoint := endpoints[m.endpoint]
+		err := try(endpoint)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		m.log.Debug("an endpoint gave no usable answer", "endpoint", endpoint.String(), "error", err)
+		failures = append(failures, fmt.Errorf("%s: %w", endpoint.Host, err))
+		if final(err) {
+			break
+		}
+	}
+	// Whatever was wrong, the next exchange begins elsewhere.
+	m.endpoint = (m.endpoint + 1) % len(endpoints)
+	return errors.Join(failures...)
+}
+
+// produceRequest is what evidence of one round may be bound to.
+func (m *Machine) produceRequest(role wire.Role, challenge []byte) attestors.ProduceRequest {
+	return attestors.ProduceRequest{Role: role, CSR: m.request.CSR, CSRSHA256: m.request.CSRSHA256(), Challenge: challenge}
+}
