@@ -127,17 +127,17 @@ func parseChain(texts []string) ([]*x509.Certificate, [][]byte, error) {
 	return chain, ders, nil
 }
 
-// verifyChain verifies the leaf (RFC 5280 section 6) under the pinned
-// authorities, and where that fails under the last certificate that was sent.
+// verifyChain verifies what was sent as it stands, since peers will be shown it
+// (RFC 5280 section 6), and says whether the pinned authorities vouch for it too.
 func verifyChain(chain, cas []*x509.Certificate, at time.Time) (pinned bool, err error) {
-	if err := verifyUnder(chain, cas, at); err == nil {
-		return true, nil
-	}
 	last := chain[len(chain)-1]
 	if !last.IsCA {
 		return false, errors.New("the issuer that was sent is no authority")
 	}
-	return false, verifyUnder(chain, []*x509.Certificate{last}, at)
+	if err := verifyUnder(chain, []*x509.Certificate{last}, at); err != nil {
+		return false, err
+	}
+	return verifyUnder(chain, cas, at) == nil, nil
 }
 
 func verifyUnder(chain, cas []*x509.Certificate, at time.Time) error {
