@@ -227,6 +227,7 @@ CREATE TABLE events (
   data    jsonb NOT NULL DEFAULT '{}'
 );
 CREATE INDEX events_cursor ON events (xid, id);
+CREATE INDEX events_reclaim_refused ON events (node_id, id) WHERE type = 'node.reclaim-refused';
 
 CREATE TABLE cursors (
   name   text PRIMARY KEY,
@@ -246,6 +247,15 @@ CREATE TABLE audit_log (
 );
 CREATE INDEX audit_log_node ON audit_log (node_id, at) WHERE node_id IS NOT NULL;
 CREATE INDEX audit_log_tenant ON audit_log (tenant, at);
+CREATE INDEX audit_log_removals ON audit_log (tenant, at) WHERE action IN ('node.retire', 'node.delete');
+
+-- A tenant whose burst of deletions or retirements is held. An annotation on the
+-- namespace answers it once the namespace was seen without one (armed).
+CREATE TABLE node_brakes (
+  tenant     text PRIMARY KEY,
+  armed      boolean NOT NULL,
+  tripped_at timestamptz NOT NULL DEFAULT join_now()
+);
 
 -- Refusal events are bounded per attestor and reason and minute over all replicas.
 CREATE TABLE refusal_windows (
@@ -270,7 +280,7 @@ GRANT UPDATE (last_asked_at, capped, ended, ended_at, node_id) ON join_requests 
 GRANT INSERT, UPDATE ON issuers, crls, replicas, refusal_windows TO join_service;
 GRANT DELETE ON replicas TO join_service;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON tenants, pools, join_tokens, join_token_slots, nodes, node_certs, node_bindings, attestation_uses, join_requests, cursors, events, refusal_windows TO join_manager;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenants, pools, join_tokens, join_token_slots, nodes, node_certs, node_bindings, attestation_uses, join_requests, cursors, events, refusal_windows, node_brakes TO join_manager;
 GRANT SELECT, INSERT ON audit_log TO join_manager;
 GRANT SELECT ON bundles, issuers, crls, replicas TO join_manager;
 GRANT SELECT, DELETE ON replicas TO join_manager;
