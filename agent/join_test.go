@@ -93,7 +93,10 @@ func (b *bench) once() (*agent.Joined, error) {
 
 func (b *bench) mustJoin() *agent.Joined {
 	b.t.Helper()
-	j, err := b.machine().Join(b.t.Context(), b.options())
+	// Simulated time runs as fast as it can: a join that never comes must end.
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	j, err := b.machine().Join(ctx, b.options())
 	if err != nil {
 		b.t.Fatalf("join: %v\n%s", err, b.log.String())
 	}

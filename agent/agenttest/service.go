@@ -50,6 +50,8 @@ type Service struct {
 	// Signer signs answers, Rotator the next generation of the bundle.
 	Signer, Rotator SigningKey
 	Server          *httptest.Server
+	// KeepKeys makes Rotate change the bundle key alone.
+	KeepKeys bool
 
 	mu      sync.Mutex
 	sealKey hpke.PrivateKey
@@ -140,15 +142,18 @@ func (s *Service) EditBundle(edit func(*wire.Bundle)) []byte {
 	return s.publish(b)
 }
 
-// Rotate publishes the next generation, signed as it should be. Every key but the
-// authorities' is new; edit may change the rest.
+// Rotate publishes the next generation, signed as it should be, with new keys;
+// edit may change the rest.
 func (s *Service) Rotate(edit func(*wire.Bundle)) string {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	by := s.Rotator
-	s.Rotator, s.Signer = NewSigningKey(s.t), NewSigningKey(s.t)
-	s.newSealingKey()
+	s.Rotator = NewSigningKey(s.t)
+	if !s.KeepKeys {
+		s.Signer = NewSigningKey(s.t)
+		s.newSealingKey()
+	}
 	b := s.bundle
 	b.Generation++
 	b.IssuedAt = s.Clock.Now()
