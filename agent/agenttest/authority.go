@@ -27,7 +27,7 @@ type Authority struct {
 	Key  crypto.Signer
 }
 
-// NewAuthority makes a self-signed CA that is valid for ten years around [Start].
+// NewAuthority makes a self-signed CA that is valid long before and after [Start].
 func NewAuthority(t testing.TB, name string) *Authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -36,7 +36,7 @@ func NewAuthority(t testing.TB, name string) *Authority {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial(), Subject: pkix.Name{CommonName: name},
-		NotBefore: Start.AddDate(-5, 0, 0), NotAfter: Start.AddDate(5, 0, 0),
+		NotBefore: Start.AddDate(-5, 0, 0), NotAfter: Start.AddDate(90, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -93,7 +93,7 @@ func (a *Authority) serve(t testing.TB) tls.Certificate {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial(), NotBefore: Start.AddDate(-4, 0, 0), NotAfter: Start.AddDate(4, 0, 0),
+		SerialNumber: serial(), NotBefore: Start.AddDate(-4, 0, 0), NotAfter: Start.AddDate(80, 0, 0),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, key.Public(), a.Key)
