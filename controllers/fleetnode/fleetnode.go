@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
+	"github.com/better-compute/join-operator/controllers/conditions"
 	"github.com/better-compute/join-operator/controllers/outbox"
 	"github.com/better-compute/join-operator/controllers/tenancy"
 )
@@ -95,7 +96,7 @@ func (r *Reconciler) project(ctx context.Context, key types.NamespacedName) erro
 	}
 	before := fn.DeepCopy()
 	r.report(fn, n)
-	return r.patchStatus(ctx, before, fn)
+	return conditions.Patch(ctx, r.Client, before, fn)
 }
 
 // shown reports whether nodes of a pool are made into objects.
@@ -126,8 +127,8 @@ func (r *Reconciler) sync(ctx context.Context, fn *v1alpha1.FleetNode) (ctrl.Res
 		return ctrl.Result{}, err
 	}
 	if n == nil {
-		setReady(fn, metav1.ConditionFalse, v1alpha1.ReasonRowMissing, "the tenant has no node of this id")
-		return ctrl.Result{}, r.patchStatus(ctx, before, fn)
+		of(fn).False(v1alpha1.ConditionReady, v1alpha1.ReasonRowMissing, "the tenant has no node of this id")
+		return ctrl.Result{}, conditions.Patch(ctx, r.Client, before, fn)
 	}
 	// An object that somebody made takes its node over from here.
 	if controllerutil.AddFinalizer(fn, v1alpha1.NodeFinalizer) {
@@ -157,7 +158,7 @@ func (r *Reconciler) sync(ctx context.Context, fn *v1alpha1.FleetNode) (ctrl.Res
 	}
 	r.report(fn, n)
 	if unmoved {
-		setReady(fn, metav1.ConditionFalse, v1alpha1.ReasonPoolMissing, fmt.Sprintf("spec.pool: there is no FleetPool %s; the node stays in %s", fn.Spec.Pool, n.pool))
+		of(fn).False(v1alpha1.ConditionReady, v1alpha1.ReasonPoolMissing, "spec.pool: there is no FleetPool %s; the node stays in %s", fn.Spec.Pool, n.pool)
 	}
 	r.announce(before, fn)
 	if fn.Spec.Retired && n.state == stateRetired {
@@ -165,7 +166,7 @@ func (r *Reconciler) sync(ctx context.Context, fn *v1alpha1.FleetNode) (ctrl.Res
 			return ctrl.Result{}, err
 		}
 	}
-	return result, r.patchStatus(ctx, before, fn)
+	return result, conditions.Patch(ctx, r.Client, before, fn)
 }
 
 // move puts the node where the spec says; it reports true where that pool does

@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
+	"github.com/better-compute/join-operator/controllers/conditions"
 	"github.com/better-compute/join-operator/controllers/tenancy"
 )
 
@@ -104,14 +104,12 @@ func (r *Reconciler) hold(ctx context.Context, fn *v1alpha1.FleetNode, standing 
 	}
 	r.holding.Store(true)
 	before := fn.DeepCopy()
-	meta.SetStatusCondition(&fn.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionHeld, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonHeld, Message: message, ObservedGeneration: fn.Generation,
-	})
-	return r.patchStatus(ctx, before, fn)
+	of(fn).True(v1alpha1.ConditionHeld, v1alpha1.ReasonHeld, "%s", message)
+	return conditions.Patch(ctx, r.Client, before, fn)
 }
 
 func clearHeld(fn *v1alpha1.FleetNode) {
-	meta.RemoveStatusCondition(&fn.Status.Conditions, v1alpha1.ConditionHeld)
+	of(fn).Drop(v1alpha1.ConditionHeld)
 }
 
 // release takes the finalizer off.

@@ -1,7 +1,6 @@
 package fleetnode
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -10,12 +9,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
+	"github.com/better-compute/join-operator/controllers/conditions"
 )
 
 const (
@@ -56,13 +54,13 @@ func (r *Reconciler) report(fn *v1alpha1.FleetNode, n *node) {
 	switch n.state {
 	case stateAdopting:
 		s.State = v1alpha1.NodeAdopting
-		setReady(fn, metav1.ConditionFalse, v1alpha1.ReasonAdopting, "it has its certificate and has not said yet that it stored it")
+		of(fn).False(v1alpha1.ConditionReady, v1alpha1.ReasonAdopting, "it has its certificate and has not said yet that it stored it")
 	case stateActive:
 		s.State = v1alpha1.NodeActive
-		setReady(fn, metav1.ConditionTrue, v1alpha1.ReasonActive, "the node is in the fleet")
+		of(fn).True(v1alpha1.ConditionReady, v1alpha1.ReasonActive, "the node is in the fleet")
 	case stateRetired:
 		s.State = v1alpha1.NodeRetired
-		setReady(fn, metav1.ConditionFalse, v1alpha1.ReasonRetired, "the node is retired: its certificates are revoked, and the machine's next join waits for a person")
+		of(fn).False(v1alpha1.ConditionReady, v1alpha1.ReasonRetired, "the node is retired: its certificates are revoked, and the machine's next join waits for a person")
 	}
 	setConflicted(fn, n)
 	setReclaimRefused(fn, n)
@@ -70,26 +68,24 @@ func (r *Reconciler) report(fn *v1alpha1.FleetNode, n *node) {
 
 func setConflicted(fn *v1alpha1.FleetNode, n *node) {
 	if n.conflictedAt == nil {
-		meta.RemoveStatusCondition(&fn.Status.Conditions, v1alpha1.ConditionConflicted)
+		of(fn).Drop(v1alpha1.ConditionConflicted)
 		return
 	}
 	message := fmt.Sprintf("at %s a second machine used this node's identity: find out which is the right one, delete the FleetNode and let that machine join anew",
 		n.conflictedAt.UTC().Format(time.RFC3339))
-	meta.SetStatusCondition(&fn.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionConflicted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConflict, Message: message, ObservedGeneration: fn.Generation,
-	})
+	of(fn).True(v1alpha1.ConditionConflicted, v1alpha1.ReasonConflict, "%s", message)
 	if n.state != stateRetired {
-		setReady(fn, metav1.ConditionFalse, v1alpha1.ReasonConflict, message)
+		of(fn).False(v1alpha1.ConditionReady, v1alpha1.ReasonConflict, "%s", message)
 	}
 }
 
 // setReclaimRefused shows the newest refusal. One whose event was pruned stays
 // until the node joins again.
 func setReclaimRefused(fn *v1alpha1.FleetNode, n *node) {
-	has := meta.FindStatusCondition(fn.Status.Conditions, v1alpha1.ConditionReclaimRefused)
+	has := of(fn).Find(v1alpha1.ConditionReclaimRefused)
 	if n.reclaimRefused == nil {
-		if has != nil && n.cert != nil && fn.Status.Certificate != nil && !strings.HasSuffix(has.Message, refusedUnder(n)) {
-			meta.RemoveStatusCondition(&fn.Status.Conditions, v1alpha1.ConditionReclaimRefused)
+		if has != nil && !strings.HasSuffix(has.Message, refusedUnder(n)) {
+			of(fn).Drop(v1alpha1.ConditionReclaimRefused)
 		}
 		return
 	}
@@ -98,11 +94,9 @@ func setReclaimRefused(fn *v1alpha1.FleetNode, n *node) {
 		Has    json.RawMessage `json:"has"`
 	}
 	_ = json.Unmarshal(n.reclaimRefused, &d) // what does not parse is shown empty
-	meta.SetStatusCondition(&fn.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReclaimRefused, Status: metav1.ConditionTrue, Reason: v1alpha1.ConditionReclaimRefused, ObservedGeneration: fn.Generation,
-		Message: fmt.Sprintf("the machine came back for %s and the node has %s: a reclaim changes neither tenant, site, pool nor role; change spec.pool or spec.site, or delete the FleetNode; %s",
-			short(d.Wanted), short(d.Has), refusedUnder(n)),
-	})
+	of(fn).True(v1alpha1.ConditionReclaimRefused, v1alpha1.ConditionReclaimRefused,
+		"the machine came back for %s and the node has %s: a reclaim changes neither tenant, site, pool nor role; change spec.pool or spec.site, or delete the FleetNode; %s",
+		short(d.Wanted), short(d.Has), refusedUnder(n))
 }
 
 // refusedUnder names the certificate that was the newest when a reclaim was
@@ -127,11 +121,8 @@ func short(raw json.RawMessage) string {
 	return text[:min(len(text), maxFactSize)]
 }
 
-func setReady(fn *v1alpha1.FleetNode, status metav1.ConditionStatus, reason, message string) {
-	fn.Status.ObservedGeneration = fn.Generation
-	meta.SetStatusCondition(&fn.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, ObservedGeneration: fn.Generation,
-	})
+func of(fn *v1alpha1.FleetNode) conditions.Set {
+	return conditions.Of(fn, &fn.Status.Conditions, &fn.Status.ObservedGeneration)
 }
 
 // announce tells of what became of a node, once each.
@@ -170,11 +161,3 @@ func printable(facts map[string]string) map[string]v1alpha1.PrintableValue {
 
 // seconds is what the API keeps of a time; more would be a change every time.
 func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
-
-func (r *Reconciler) patchStatus(ctx context.Context, before, after *v1alpha1.FleetNode) error {
-	if equality.Semantic.DeepEqual(before.Status, after.Status) {
-		return nil
-	}
-	err := r.Client.Status().Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	return client.IgnoreNotFound(err)
-}

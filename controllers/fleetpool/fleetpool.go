@@ -14,10 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -28,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
+	"github.com/better-compute/join-operator/controllers/conditions"
 	"github.com/better-compute/join-operator/controllers/outbox"
 	"github.com/better-compute/join-operator/controllers/tenancy"
 )
@@ -91,9 +89,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	before := pool.DeepCopy()
 	result, err := r.reconcile(ctx, &pool)
 	if err != nil {
-		setReady(&pool, metav1.ConditionFalse, v1alpha1.ReasonDatabase, "the database does not answer: the pool's last published version stays in force")
+		of(&pool).False(v1alpha1.ConditionReady, v1alpha1.ReasonDatabase, "the database does not answer: the pool's last published version stays in force")
 	}
-	return result, errors.Join(err, r.patchStatus(ctx, before, &pool))
+	return result, errors.Join(err, conditions.Patch(ctx, r.Client, before, &pool))
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, pool *v1alpha1.FleetPool) (ctrl.Result, error) {
@@ -102,7 +100,7 @@ func (r *Reconciler) reconcile(ctx context.Context, pool *v1alpha1.FleetPool) (c
 		return ctrl.Result{}, err
 	}
 	if !standing.InForce {
-		setReady(pool, metav1.ConditionFalse, standing.Reason, standing.Message)
+		of(pool).False(v1alpha1.ConditionReady, standing.Reason, "%s", standing.Message)
 		return ctrl.Result{RequeueAfter: tenantWait}, withdraw(ctx, r.DB, client.ObjectKeyFromObject(pool))
 	}
 	if err := publish(ctx, r.DB, pool); err != nil {
@@ -113,7 +111,7 @@ func (r *Reconciler) reconcile(ctx context.Context, pool *v1alpha1.FleetPool) (c
 		return ctrl.Result{}, err
 	}
 	pool.Status.Nodes = &counts
-	setReady(pool, metav1.ConditionTrue, v1alpha1.ReasonPublished, "every replica of the join service decides by this version")
+	of(pool).True(v1alpha1.ConditionReady, v1alpha1.ReasonPublished, "every replica of the join service decides by this version")
 	r.setCapped(pool)
 	return ctrl.Result{}, nil
 }
@@ -121,28 +119,15 @@ func (r *Reconciler) reconcile(ctx context.Context, pool *v1alpha1.FleetPool) (c
 // setCapped says that nodes that join now will not be seen.
 func (r *Reconciler) setCapped(pool *v1alpha1.FleetPool) {
 	if r.Objects == nil || pool.Spec.NodeObjects == v1alpha1.NodeObjectsNone || !r.Objects.Full() {
-		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionObjectsCapped)
+		of(pool).Drop(v1alpha1.ConditionObjectsCapped)
 		return
 	}
-	meta.SetStatusCondition(&pool.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionObjectsCapped, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonObjectsCapped, ObservedGeneration: pool.Generation,
-		Message: fmt.Sprintf("the cluster holds %d FleetNodes, and no more are made: nodes join, renew and are counted, but are not shown (spec.nodeObjects: None in large pools makes room)", r.Objects.Limit()),
-	})
+	of(pool).True(v1alpha1.ConditionObjectsCapped, v1alpha1.ReasonObjectsCapped,
+		"the cluster holds %d FleetNodes, and no more are made: nodes join, renew and are counted, but are not shown (spec.nodeObjects: None in large pools makes room)", r.Objects.Limit())
 }
 
-func setReady(pool *v1alpha1.FleetPool, status metav1.ConditionStatus, reason, message string) {
-	pool.Status.ObservedGeneration = pool.Generation
-	meta.SetStatusCondition(&pool.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, ObservedGeneration: pool.Generation,
-	})
-}
-
-func (r *Reconciler) patchStatus(ctx context.Context, before, after *v1alpha1.FleetPool) error {
-	if equality.Semantic.DeepEqual(before.Status, after.Status) {
-		return nil
-	}
-	err := r.Client.Status().Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	return client.IgnoreNotFound(err)
+func of(pool *v1alpha1.FleetPool) conditions.Set {
+	return conditions.Of(pool, &pool.Status.Conditions, &pool.Status.ObservedGeneration)
 }
 
 func lifetime(p *v1alpha1.FleetPool) time.Duration {

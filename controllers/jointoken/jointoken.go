@@ -18,7 +18,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
+	"github.com/better-compute/join-operator/controllers/conditions"
 	"github.com/better-compute/join-operator/controllers/outbox"
 	"github.com/better-compute/join-operator/controllers/tenancy"
 )
@@ -87,9 +87,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	before := token.DeepCopy()
 	result, err := r.reconcile(ctx, &token)
 	if err != nil && meta.FindStatusCondition(token.Status.Conditions, v1alpha1.ConditionReady) == nil {
-		setReady(&token, metav1.ConditionUnknown, v1alpha1.ReasonDatabase, "trying again: see the manager's log")
+		of(&token).Unknown(v1alpha1.ConditionReady, v1alpha1.ReasonDatabase, "trying again: see the manager's log")
 	}
-	return result, errors.Join(err, r.patchStatus(ctx, before, &token))
+	return result, errors.Join(err, conditions.Patch(ctx, r.Client, before, &token))
 }
 
 // finalize revokes the row, then lets the object go. It needs the database
@@ -131,14 +131,13 @@ func (r *Reconciler) enforce(ctx context.Context, t *v1alpha1.JoinToken, w world
 	}
 	switch {
 	case !standing.InForce:
-		setReady(t, metav1.ConditionFalse, standing.Reason, standing.Message)
+		of(t).False(v1alpha1.ConditionReady, standing.Reason, "%s", standing.Message)
 		return ctrl.Result{RequeueAfter: tenantWait}, nil
 	case expired(t, w.now):
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonTokenExpired, "expired before it was in force: move spec.expiresAt or make another JoinToken")
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonTokenExpired, "expired before it was in force: move spec.expiresAt or make another JoinToken")
 		return ctrl.Result{}, nil
 	case !w.poolExists:
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonPoolMissing,
-			fmt.Sprintf("waiting for FleetPool %s in namespace %s: the token is made when it exists", t.Spec.Pool, t.Namespace))
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonPoolMissing, "waiting for FleetPool %s in namespace %s: the token is made when it exists", t.Spec.Pool, t.Namespace)
 		return ctrl.Result{RequeueAfter: r.Resync}, nil
 	}
 	id, hash, result, err := r.token(ctx, t)
@@ -177,14 +176,15 @@ func (r *Reconciler) token(ctx context.Context, t *v1alpha1.JoinToken) (string, 
 	if errors.Is(err, errSecretMissing) {
 		if t.Status.TokenID != "" {
 			// The database lost the row, and nobody has the secret any more.
-			r.lost(t, fmt.Sprintf("Secret %s is gone", SecretName(t.Name)))
+			message := r.lost(t, fmt.Sprintf("Secret %s is gone, and so is its row", SecretName(t.Name)))
+			of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonSecretLost, "%s", message)
 			return "", nil, ctrl.Result{RequeueAfter: r.Resync}, nil
 		}
 		token, err = makeSecret(ctx, r.Live, t)
 	}
 	switch {
 	case apierrors.IsForbidden(err):
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonNotATenant, "waiting for RoleBinding join-operator-tokens in this namespace, by which the manager may make the Secret")
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonNotATenant, "waiting for RoleBinding join-operator-tokens in this namespace, by which the manager may make the Secret")
 		return "", nil, ctrl.Result{RequeueAfter: tenantWait}, nil
 	case errors.Is(err, errSecretForeign), errors.Is(err, errSecretGarbled):
 		r.refuse(t, v1alpha1.ReasonSecretConflict, fmt.Sprintf("Secret %s: %v; rename the JoinToken, or move the Secret out of the way", SecretName(t.Name), err))
@@ -200,7 +200,7 @@ func (r *Reconciler) token(ctx context.Context, t *v1alpha1.JoinToken) (string, 
 func (r *Reconciler) keep(ctx context.Context, t *v1alpha1.JoinToken, w world) (ctrl.Result, error) {
 	if w.row.revoked {
 		t.Status.TokenID = w.row.id
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonRevoked, "the token is revoked, which is final: make another JoinToken")
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonRevoked, "the token is revoked, which is final: make another JoinToken")
 		return ctrl.Result{}, nil
 	}
 	changed := false
@@ -256,7 +256,7 @@ func (r *Reconciler) checkSecret(ctx context.Context, t *v1alpha1.JoinToken, w w
 		r.lost(t, fmt.Sprintf("Secret %s holds another token", SecretName(t.Name)))
 		return nil
 	}
-	meta.RemoveStatusCondition(&t.Status.Conditions, v1alpha1.ConditionSecretLost)
+	of(t).Drop(v1alpha1.ConditionSecretLost)
 	return nil
 }
 
@@ -276,13 +276,13 @@ func (r *Reconciler) report(t *v1alpha1.JoinToken, w world) (ctrl.Result, error)
 	next := r.Resync
 	switch {
 	case expired(t, w.now):
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonTokenExpired, "expired: move spec.expiresAt or make another JoinToken")
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonTokenExpired, "expired: move spec.expiresAt or make another JoinToken")
 	case left == 0:
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonSpent, fmt.Sprintf("all %d uses are spent: raise spec.uses or make another JoinToken", uses(t)))
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonSpent, "all %d uses are spent: raise spec.uses or make another JoinToken", uses(t))
 	case !w.poolExists:
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonPoolMissing, fmt.Sprintf("FleetPool %s is gone: joins are refused until there is one again", t.Spec.Pool))
+		of(t).False(v1alpha1.ConditionReady, v1alpha1.ReasonPoolMissing, "FleetPool %s is gone: joins are refused until there is one again", t.Spec.Pool)
 	default:
-		setReady(t, metav1.ConditionTrue, v1alpha1.ReasonInForce, fmt.Sprintf("machines may join pool %s with it", t.Spec.Pool))
+		of(t).True(v1alpha1.ConditionReady, v1alpha1.ReasonInForce, "machines may join pool %s with it", t.Spec.Pool)
 		if t.Status.ExpiresAt != nil {
 			next = min(next, max(t.Status.ExpiresAt.Sub(w.now), time.Second))
 		}
@@ -290,38 +290,24 @@ func (r *Reconciler) report(t *v1alpha1.JoinToken, w world) (ctrl.Result, error)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-func (r *Reconciler) lost(t *v1alpha1.JoinToken, message string) {
+// lost says so, once as an Event, and returns the condition's message.
+func (r *Reconciler) lost(t *v1alpha1.JoinToken, message string) string {
 	message += ": the token is not made again; if nobody has it, delete the JoinToken and make another"
-	if meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionSecretLost, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonSecretLost, Message: message, ObservedGeneration: t.Generation,
-	}) {
+	if of(t).True(v1alpha1.ConditionSecretLost, v1alpha1.ReasonSecretLost, "%s", message) {
 		r.Recorder.Eventf(t, nil, corev1.EventTypeWarning, v1alpha1.ReasonSecretLost, "CheckSecret", "%s", message)
 	}
-	if t.Status.UsesLeft == nil {
-		setReady(t, metav1.ConditionFalse, v1alpha1.ReasonSecretLost, message)
-	}
+	return message
 }
 
 // refuse says that a person must clear something away, once as an Event.
 func (r *Reconciler) refuse(t *v1alpha1.JoinToken, reason, message string) {
-	if setReady(t, metav1.ConditionFalse, reason, message) {
+	if of(t).False(v1alpha1.ConditionReady, reason, "%s", message) {
 		r.Recorder.Eventf(t, nil, corev1.EventTypeWarning, reason, "MakeToken", "%s", message)
 	}
 }
 
-func setReady(t *v1alpha1.JoinToken, status metav1.ConditionStatus, reason, message string) (changed bool) {
-	t.Status.ObservedGeneration = t.Generation
-	return meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, ObservedGeneration: t.Generation,
-	})
-}
-
-func (r *Reconciler) patchStatus(ctx context.Context, before, after *v1alpha1.JoinToken) error {
-	if equality.Semantic.DeepEqual(before.Status, after.Status) {
-		return nil
-	}
-	err := r.Client.Status().Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	return client.IgnoreNotFound(err)
+func of(t *v1alpha1.JoinToken) conditions.Set {
+	return conditions.Of(t, &t.Status.Conditions, &t.Status.ObservedGeneration)
 }
 
 // expiresAt is the expiry that the spec means: ttl counts from creation.
