@@ -69,6 +69,9 @@ func (e *ExpiredError) Error() string {
 	return "the certificate ran out at " + e.NotAfter.UTC().Format(time.RFC3339)
 }
 
+// Summary is an error in one line, however many endpoints it tells of.
+func Summary(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
 // printable cuts what somebody else wrote down to what is safe in a terminal.
 func printable(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {

@@ -71,7 +71,7 @@ func (m *Machine) Join(ctx context.Context, o JoinOptions) (*Joined, error) {
 			return nil, err
 		}
 		m.observe(Waiting{Reason: err, For: wait})
-		m.log.Info("waiting", "for", wait.Round(time.Second).String(), "reason", err)
+		m.log.Info("waiting", "for", wait.Round(time.Second).String(), "reason", Summary(err))
 		if err := m.clock.Sleep(ctx, wait); err != nil {
 			return nil, err
 		}
@@ -189,7 +189,7 @@ func (m *Machine) pending(a *wire.Answer) *PendingError {
 func (m *Machine) recordFailure(err error) {
 	p := m.progress()
 	p.LastTriedAt = m.clock.Now().UTC().Truncate(time.Second)
-	p.LastProblem = printable(err.Error(), 500)
+	p.LastProblem = printable(Summary(err), 500)
 	if _, ok := errors.AsType[*PendingError](err); ok {
 		p.LastProblem = ""
 	}

@@ -101,6 +101,12 @@ func New(c Config) (*Machine, error) {
 // ErrNoBundle is returned by [New] where nothing is pinned and nothing was given.
 var ErrNoBundle = errors.New("no join bundle is pinned yet, and none was given")
 
+// BundleError is returned by [New] for a given bundle that cannot be pinned.
+type BundleError struct{ Err error }
+
+func (e *BundleError) Error() string { return "the given join bundle cannot be used: " + e.Err.Error() }
+func (e *BundleError) Unwrap() error { return e.Err }
+
 func (m *Machine) pin(first []byte) error {
 	raw, err := m.state.Bundle()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +130,7 @@ func (m *Machine) pinFirst(first []byte) error {
 	}
 	b, err := trust.Parse(first)
 	if err != nil {
-		return fmt.Errorf("the given join bundle cannot be used: %w", err)
+		return &BundleError{err}
 	}
 	if err := m.state.StoreBundle(first); err != nil {
 		return err

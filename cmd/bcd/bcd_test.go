@@ -151,6 +151,7 @@ func TestLocalTroubleHasItsOwnExitCodes(t *testing.T) {
 		"no token":                {[]string{"join", "--state-dir", sh.dir, "--bundle", sh.bundle}, "", exitUsage},
 		"no bundle":               {[]string{"join", "--state-dir", sh.dir, "--token-file", sh.token}, "", exitUsage},
 		"missing bundle":          {[]string{"join", "--state-dir", sh.dir, "--bundle", "/nowhere", "--token-file", sh.token}, "", exitUsage},
+		"a bundle that is none":   {[]string{"join", "--state-dir", sh.dir, "--bundle", sh.token, "--token-file", sh.token}, "", exitUsage},
 		"missing token file":      {[]string{"join", "--state-dir", sh.dir, "--bundle", sh.bundle, "--token-file", "/nowhere"}, "", exitUsage},
 		"unset variable":          {[]string{"join", "--state-dir", sh.dir, "--bundle", sh.bundle, "--token-env", "JOIN_TEST_UNSET"}, "", exitUsage},
 		"two tokens":              {[]string{"join", "--state-dir", sh.dir, "--bundle", sh.bundle, "--token-env", "HOME", "--token-file", sh.token}, "", exitUsage},

@@ -94,7 +94,7 @@ func (f *joinFlags) run(ctx context.Context, s streams) error {
 			return localError{printErr}
 		}
 		if err != nil {
-			fmt.Fprintln(s.err, "bcd:", err)
+			printError(s.err, err)
 			return shownError{err}
 		}
 		return nil
@@ -145,6 +145,9 @@ func (f *joinFlags) join(ctx context.Context, s streams) (_ *agent.Joined, _ sta
 	})
 	if errors.Is(err, agent.ErrNoBundle) {
 		return nil, none, usageError("no join bundle is pinned yet: give one with --bundle")
+	}
+	if is[*agent.BundleError](err) {
+		return nil, none, usageError(err.Error())
 	}
 	if err != nil {
 		return nil, none, localError{err}
@@ -292,7 +295,7 @@ func tell(w io.Writer, e agent.Event) {
 		if is[*agent.PendingError](e.Reason) {
 			return
 		}
-		fmt.Fprintf(w, "%v; asking again in %s\n", e.Reason, e.For.Round(time.Second))
+		fmt.Fprintf(w, "%s; asking again in %s\n", agent.Summary(e.Reason), e.For.Round(time.Second))
 	}
 }
 
@@ -328,7 +331,7 @@ func joinResultOf(joined *agent.Joined, files state.Outputs, err error) joinResu
 			Confirmed: &joined.Confirmed, AlreadyJoined: &joined.Before,
 		}
 	}
-	r := joinResult{Outcome: outcome(exitCode(err)), Error: err.Error()}
+	r := joinResult{Outcome: outcome(exitCode(err)), Error: agent.Summary(err)}
 	if p, ok := errors.AsType[*agent.PendingError](err); ok {
 		r.JoinRequest, r.Tenant, r.RetryAfterSeconds = p.JoinRequest, p.Tenant, int(p.RetryAfter/time.Second)
 	} else if p, ok := errors.AsType[*agent.ProblemError](err); ok {

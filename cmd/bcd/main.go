@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/better-compute/join-operator/agent"
 )
 
 func main() {
@@ -56,9 +58,17 @@ func run(ctx context.Context, args []string, s streams) int {
 		return exitOK
 	}
 	if _, shown := err.(shownError); !shown {
-		fmt.Fprintln(s.err, "bcd:", err)
+		printError(s.err, err)
 	}
 	return exitCode(err)
+}
+
+func printError(w io.Writer, err error) {
+	if exitCode(err) == exitInterrupted {
+		fmt.Fprintln(w, "bcd: interrupted; start it again to go on")
+		return
+	}
+	fmt.Fprintln(w, "bcd:", agent.Summary(err))
 }
 
 // noArguments refuses positional arguments as a mistake in usage.
