@@ -54,9 +54,9 @@ const (
 	saveCursorSQL = `INSERT INTO cursors (name, system, xid, id) VALUES ($1, $2, $3::bigint::text::xid8, $4)
 	ON CONFLICT (name) DO UPDATE SET system = excluded.system, xid = excluded.xid, id = excluded.id`
 
-	readSQL = `SELECT xid::text::bigint, id, at, type, tenant, coalesce(node_id, ''), data FROM events
-	WHERE (xid, id) > ($1::bigint::text::xid8, $2::bigint) AND xid < pg_snapshot_xmin(pg_current_snapshot())
-	ORDER BY xid, id LIMIT $3`
+	readSQL = `SELECT e.xid::text::bigint, e.id, e.at, e.type, e.tenant, coalesce(e.node_id, ''), e.data FROM events e
+	WHERE (e.xid, e.id) > ($1::bigint::text::xid8, $2::bigint) AND e.xid < pg_snapshot_xmin(pg_current_snapshot())
+	ORDER BY e.xid, e.id LIMIT $3`
 
 	overtakableSQL = `SELECT EXISTS (SELECT FROM events WHERE xid >= pg_snapshot_xmin(pg_current_snapshot()))`
 
