@@ -98,10 +98,14 @@ func TestR19_NothingButAVerifiedAnswerIsAJoin(t *testing.T) {
 		"another machine's certificate": func(b *bench, j *agenttest.Join) string {
 			return b.Sign(b.AdmitAs(j, otherKey.Public(), agenttest.Leaf{}))
 		},
-		"an expired leaf":          leaf(agenttest.Leaf{NotBefore: agenttest.Start.Add(-2 * time.Hour), NotAfter: agenttest.Start.Add(-time.Hour)}),
-		"a leaf of the future":     leaf(agenttest.Leaf{NotBefore: agenttest.Start.Add(time.Hour), NotAfter: agenttest.Start.Add(2 * time.Hour)}),
-		"a leaf that is a CA":      leaf(agenttest.Leaf{IsCA: true}),
-		"a leaf with two names":    leaf(agenttest.Leaf{URIs: []string{"spiffe://test.join.example/tenant/acme/node/n-1", "spiffe://test.join.example/tenant/acme/node/n-2"}}),
+		"an expired leaf":       leaf(agenttest.Leaf{NotBefore: agenttest.Start.Add(-2 * time.Hour), NotAfter: agenttest.Start.Add(-time.Hour)}),
+		"a leaf of the future":  leaf(agenttest.Leaf{NotBefore: agenttest.Start.Add(time.Hour), NotAfter: agenttest.Start.Add(2 * time.Hour)}),
+		"a leaf that is a CA":   leaf(agenttest.Leaf{IsCA: true}),
+		"a leaf with two names": leaf(agenttest.Leaf{URIs: []string{"spiffe://test.join.example/tenant/acme/node/n-1", "spiffe://test.join.example/tenant/acme/node/n-2"}}),
+		"a leaf with one name more": func(b *bench, j *agenttest.Join) string {
+			own := "spiffe://" + agenttest.TrustDomain + "/tenant/acme/node/n-" + j.CSRSHA256()[:20]
+			return b.Sign(b.AdmitAs(j, j.CSR.PublicKey, agenttest.Leaf{URIs: []string{own, own + "x"}}))
+		},
 		"a leaf of another domain": leaf(agenttest.Leaf{URIs: []string{"spiffe://evil.example/tenant/acme/node/n-1"}}),
 		"a signature by a stranger": func(b *bench, j *agenttest.Join) string {
 			return stranger.Sign(t, wire.TypeJoin, payload(b.Admit(j)))
@@ -276,6 +280,31 @@ func TestSlowAnswersEnd(t *testing.T) {
 	_, err := b.once()
 	if took := time.Since(began); err == nil || took > 1900*time.Millisecond {
 		t.Errorf("error %v after %v", err, took)
+	}
+}
+
+// TestEndlessAnswersAreCutOff counts what an endpoint gets rid of: the limit, and
+// what lies in buffers on the way.
+func TestEndlessAnswersAreCutOff(t *testing.T) {
+	b := newBench(t)
+	const far = 64 << 20
+	sent := make(chan int, 1)
+	b.OnJoin(func(w http.ResponseWriter, _ *agenttest.Join) {
+		w.Header().Set("Content-Type", wire.MediaTypeJOSE)
+		n, chunk := 0, make([]byte, 64<<10)
+		for n < far {
+			if _, err := w.Write(chunk); err != nil {
+				break
+			}
+			n += len(chunk)
+		}
+		sent <- n
+	})
+	if _, err := b.once(); !agent.IsUntrusted(err) {
+		t.Errorf("error %v", err)
+	}
+	if n := <-sent; n >= far {
+		t.Errorf("read %d bytes", n)
 	}
 }
 

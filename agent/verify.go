@@ -60,7 +60,9 @@ func (q asked) check(a *wire.Answer) error {
 }
 
 // identity checks a joined answer's certificates and makes an identity of them.
-// pinned is false where the issuer leads to none of the bundle's node CAs: then
+// now is the latest of the machine's clock and what was signed, so that a clock
+// that lags does not make a new certificate look like a future one. pinned is
+// false where the issuer leads to none of the bundle's node CAs: then
 // only the signed answer vouches for it.
 func (q asked) identity(a *wire.Answer, b *trust.Bundle, now time.Time) (id *state.Identity, pinned bool, err error) {
 	if a.Outcome != wire.OutcomeJoined {
@@ -97,13 +99,8 @@ func (q asked) identity(a *wire.Answer, b *trust.Bundle, now time.Time) (id *sta
 	if a.NotAfter != nil && !a.NotAfter.Equal(leaf.NotAfter) {
 		return nil, false, errors.New("its certificate and the answer have two ends")
 	}
-	// A clock that lags must not make a new certificate look like a future one.
-	at := now
-	if a.IssuedAt.After(at) {
-		at = a.IssuedAt
-	}
-	if pinned, err = verifyChain(chain, b.NodeCAs(), at); err != nil {
-		return nil, false, fmt.Errorf("its certificate does not verify at %s: %w", at.UTC().Format(time.RFC3339), err)
+	if pinned, err = verifyChain(chain, b.NodeCAs(), now); err != nil {
+		return nil, false, fmt.Errorf("its certificate does not verify at %s: %w", now.UTC().Format(time.RFC3339), err)
 	}
 	id.CAs = authorities(b.NodeCAs(), chain[len(chain)-1], pinned)
 	return id, pinned, nil
