@@ -72,11 +72,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // project makes the object of a node that has none.
 func (r *Reconciler) project(ctx context.Context, key types.NamespacedName) error {
-	n, err := readNode(ctx, r.DB, key)
-	if err != nil {
+	if err := r.settle(ctx, key.Namespace); err != nil || r.Budget.Full() {
 		return err
 	}
-	if err := r.settle(ctx, key.Namespace); err != nil || n == nil {
+	n, err := readNode(ctx, r.DB, key)
+	if err != nil || n == nil {
 		return err
 	}
 	shown, err := r.shown(ctx, key.Namespace, n.pool)
@@ -101,21 +101,19 @@ func (r *Reconciler) project(ctx context.Context, key types.NamespacedName) erro
 
 // shown reports whether nodes of a pool are made into objects.
 func (r *Reconciler) shown(ctx context.Context, namespace, pool string) (bool, error) {
+	var fp v1alpha1.FleetPool
+	switch err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: pool}, &fp); {
+	case apierrors.IsNotFound(err): // the pool was deleted, its nodes stay
+	case err != nil:
+		return false, fmt.Errorf("get FleetPool: %w", err)
+	case fp.Spec.NodeObjects == v1alpha1.NodeObjectsNone:
+		return false, nil
+	}
 	standing, err := tenancy.Of(ctx, r.Client, r.DB, namespace)
 	if err != nil {
 		return false, err
 	}
-	if standing.Terminating || standing.Reason == v1alpha1.ReasonTenantBlocked {
-		return false, nil
-	}
-	var fp v1alpha1.FleetPool
-	switch err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: pool}, &fp); {
-	case apierrors.IsNotFound(err):
-		return true, nil // the pool was deleted, its nodes stay
-	case err != nil:
-		return false, fmt.Errorf("get FleetPool: %w", err)
-	}
-	return fp.Spec.NodeObjects != v1alpha1.NodeObjectsNone, nil
+	return !standing.Terminating && standing.Reason != v1alpha1.ReasonTenantBlocked, nil
 }
 
 // sync carries out the spec and shows the row.

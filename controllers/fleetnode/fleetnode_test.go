@@ -33,10 +33,13 @@ func setup(t *testing.T) *world {
 	return w
 }
 
-func (w *world) run(limit int64) {
+func (w *world) run(limit int64) { w.runWith(limit, w.Client) }
+
+// runWith runs a manager that looks at the namespace and the CRD by live.
+func (w *world) runWith(limit int64, live client.Reader) {
 	w.stop = w.Run(func(mgr ctrl.Manager, feed *outbox.Feed) error {
 		return (&fleetnode.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), DB: w.Manager, Feed: feed, Recorder: mgr.GetEventRecorder("join-manager"),
+			Client: mgr.GetClient(), Live: live, DB: w.Manager, Feed: feed, Recorder: mgr.GetEventRecorder("join-manager"),
 			Budget: fleetnode.NewBudget(limit), SkipNameValidation: true,
 		}).SetupWithManager(mgr)
 	})
@@ -387,6 +390,43 @@ func TestPrunedFolderIsHeldUntilConfirmed(t *testing.T) {
 	})
 	if left := controllertest.Query[int](w.Env, `SELECT count(*) FROM nodes n JOIN node_certs c ON c.node_id = n.id AND c.revoked_at IS NULL`); left != held {
 		t.Errorf("%d nodes are left, %d were held", left, held)
+	}
+}
+
+// crdGoing reads as if the CRD were being deleted.
+type crdGoing struct{ client.Reader }
+
+func (r crdGoing) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	err := r.Reader.Get(ctx, key, o, opts...)
+	if crd, ok := o.(*metav1.PartialObjectMetadata); ok && crd.Kind == "CustomResourceDefinition" {
+		now := metav1.Now()
+		crd.DeletionTimestamp = &now
+	}
+	return err
+}
+
+func TestUninstallHoldsEvenOneNode(t *testing.T) {
+	w := setup(t)
+	w.runWith(0, crdGoing{w.Client})
+	w.burst("n", 1)
+	w.deleteAll(t)
+	w.held(t, 1)
+	if got := w.rows("n-%"); got != "1 1 1 0" {
+		t.Errorf("rows: %s", got)
+	}
+	w.answer("cancel")
+	w.Eventually(func(ctx context.Context) error {
+		fn := w.node("n-000")
+		if err := w.Client.Get(ctx, client.ObjectKeyFromObject(fn), fn); err != nil {
+			return err
+		}
+		if !fn.DeletionTimestamp.IsZero() {
+			return fmt.Errorf("still being deleted")
+		}
+		return nil
+	})
+	if got := w.rows("n-%"); got != "1 1 1 0" {
+		t.Errorf("rows: %s", got)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,8 +43,9 @@ const (
 // Reconciler makes and revokes tokens.
 type Reconciler struct {
 	Client client.Client
-	// Live reads and creates Secrets without a cache: the manager may touch those
-	// of tenants' namespaces alone, one namespace at a time, and may watch none.
+	// Live works without a cache. It reads and creates Secrets: the manager may
+	// touch those of tenants' namespaces alone, one namespace at a time, and may
+	// watch none. And it looks again before a token without an object is revoked.
 	Live     client.Client
 	DB       *pgxpool.Pool
 	Feed     *outbox.Feed
@@ -65,9 +67,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	var token v1alpha1.JoinToken
 	switch err := r.Client.Get(ctx, req.NamespacedName, &token); {
 	case apierrors.IsNotFound(err):
-		// Somebody tore the finalizer off, or the row outlived its object.
-		_, err := revokeAllBut(ctx, r.DB, req.NamespacedName, "")
-		return ctrl.Result{}, err
+		return ctrl.Result{}, r.revokeOrphans(ctx, req.NamespacedName, "")
 	case err != nil:
 		return ctrl.Result{}, fmt.Errorf("get JoinToken: %w", err)
 	}
@@ -81,7 +81,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, fmt.Errorf("hold JoinToken %s: %w", req, err)
 		}
 	}
-	if _, err := revokeAllBut(ctx, r.DB, req.NamespacedName, token.UID); err != nil {
+	if err := r.revokeOrphans(ctx, req.NamespacedName, token.UID); err != nil {
 		return ctrl.Result{}, err
 	}
 	before := token.DeepCopy()
@@ -90,6 +90,22 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		of(&token).Unknown(v1alpha1.ConditionReady, v1alpha1.ReasonDatabase, "trying again: see the manager's log")
 	}
 	return result, errors.Join(err, conditions.Patch(ctx, r.Client, before, &token))
+}
+
+// revokeOrphans revokes tokens whose object is gone: somebody tore the finalizer
+// off, or the row outlived its object. A revocation is final and a cache may lag
+// behind another manager's work, so the object is looked at as it is now.
+func (r *Reconciler) revokeOrphans(ctx context.Context, name types.NamespacedName, seen types.UID) error {
+	found, err := hasOrphans(ctx, r.DB, name, seen)
+	if err != nil || !found {
+		return err
+	}
+	var live v1alpha1.JoinToken
+	if err := r.Live.Get(ctx, name, &live); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("get JoinToken: %w", err)
+	}
+	_, err = revokeAllBut(ctx, r.DB, name, live.UID)
+	return err
 }
 
 // finalize revokes the row, then lets the object go. It needs the database

@@ -65,6 +65,8 @@ const (
 	revokeSQL = `UPDATE join_tokens SET revoked_at = join_now()
 	WHERE tenant = $1 AND name = $2 AND object_uid <> $3 AND revoked_at IS NULL RETURNING id`
 
+	orphansSQL = `SELECT EXISTS (SELECT FROM join_tokens WHERE tenant = $1 AND name = $2 AND object_uid <> $3 AND revoked_at IS NULL)`
+
 	inForceSQL = `SELECT tenant, name FROM join_tokens WHERE revoked_at IS NULL`
 
 	auditSQL = `INSERT INTO audit_log (actor, action, tenant, detail) VALUES ('system:manager', $1, $2, $3)`
@@ -209,6 +211,15 @@ func revokeAllBut(ctx context.Context, db *pgxpool.Pool, name types.NamespacedNa
 		return 0, fmt.Errorf("revoke the tokens of JoinToken %s: %w", name, err)
 	}
 	return revoked, nil
+}
+
+// hasOrphans reports whether revokeAllBut would revoke anything.
+func hasOrphans(ctx context.Context, db *pgxpool.Pool, name types.NamespacedName, uid types.UID) (bool, error) {
+	var yes bool
+	if err := db.QueryRow(ctx, orphansSQL, name.Namespace, name.Name, string(uid)).Scan(&yes); err != nil {
+		return false, fmt.Errorf("look for tokens without JoinToken %s: %w", name, err)
+	}
+	return yes, nil
 }
 
 // inForce returns the JoinTokens that have a row which is not revoked.

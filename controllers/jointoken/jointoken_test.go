@@ -380,13 +380,47 @@ func TestNamespaceGoesWithItsTokens(t *testing.T) {
 func forbidding(c client.Client) client.Client {
 	refuse := apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no RoleBinding"))
 	return interceptor.NewClient(withoutWatch{c}, interceptor.Funcs{
-		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
-			return refuse
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if _, secret := o.(*corev1.Secret); secret {
+				return refuse
+			}
+			return c.Get(ctx, key, o, opts...)
 		},
 		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
 			return refuse
 		},
 	})
+}
+
+// A row that another manager made, for an object that this one's cache has not
+// seen yet, is no orphan.
+func TestACacheThatLagsRevokesNothing(t *testing.T) {
+	w := setup(t)
+	jt := w.token("fresh")
+	w.Create(jt)
+	w.ready(jt, "True/InForce")
+	w.stop()
+	// The manager's cache does not know the object; the API server does.
+	w.Run(func(mgr ctrl.Manager, feed *outbox.Feed) error {
+		blind := interceptor.NewClient(withoutWatch{mgr.GetClient()}, interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+				if _, token := o.(*v1alpha1.JoinToken); token {
+					return apierrors.NewNotFound(corev1.Resource("jointokens"), key.Name)
+				}
+				return c.Get(ctx, key, o, opts...)
+			},
+		})
+		r := &jointoken.Reconciler{Client: blind, Live: w.Client, DB: w.Manager, Feed: feed, SkipNameValidation: true}
+		for range 3 {
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(jt)}); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+	if !controllertest.Query[bool](w.Env, `SELECT bool_and(revoked_at IS NULL) FROM join_tokens`) {
+		t.Error("the token of an object that exists was revoked")
+	}
 }
 
 func TestWaitsForTheRightToMakeSecrets(t *testing.T) {

@@ -177,10 +177,16 @@ func explain(c cause, e Event) string {
 // fixFor says what a person may do about a refusal.
 func fixFor(c cause) string {
 	name := c.object.Name
-	if c.object.Kind != "JoinToken" {
-		return "See the database's events for this CSR."
-	}
 	_, reason, _ := strings.Cut(c.reason, ":")
+	if c.object.Kind != "JoinToken" {
+		switch reason {
+		case "malformed":
+			return "What the machine sent is no token: it was cut or changed on its way. Copy it anew from its Secret."
+		case "unknown":
+			return "No JoinToken that exists has this token. Give the machine the token of one that does."
+		}
+		return "The event in the database says more."
+	}
 	switch {
 	case reason == "spent", reason == "reused":
 		return fmt.Sprintf("Every use of JoinToken %s is spent: raise its spec.uses, or make another JoinToken.", name)
@@ -190,7 +196,7 @@ func fixFor(c cause) string {
 		return fmt.Sprintf("JoinToken %s was deleted: make another JoinToken.", name)
 	case strings.Contains(reason, "role"):
 		return fmt.Sprintf("JoinToken %s admits another role: compare its spec.role with what the machine asks for.", name)
-	case strings.Contains(reason, "expect"), strings.Contains(reason, "uuid"), strings.Contains(reason, "serial"), strings.Contains(reason, "mac"):
+	case strings.HasPrefix(reason, "expect"):
 		return fmt.Sprintf("JoinToken %s is bound to another machine: compare its spec.expect with the machine.", name)
 	case strings.Contains(reason, "enrolled"), strings.Contains(reason, "reclaim"):
 		return fmt.Sprintf("The machine is enrolled already: delete its FleetNode, or make a JoinToken with spec.allowReclaim instead of %s.", name)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -39,6 +40,8 @@ type Options struct {
 	FullPass time.Duration
 	// Logger is required.
 	Logger *slog.Logger
+	// Metrics registers what is counted, where it is not nil.
+	Metrics prometheus.Registerer
 }
 
 // Feed follows the outbox for all controllers of the process: one connection,
@@ -53,6 +56,9 @@ type Feed struct {
 	observers     []Observer
 
 	fullPass time.Time // when everything was looked at last
+
+	delivered prometheus.Counter
+	newest    prometheus.Gauge
 }
 
 // Observer is shown every event, and an empty batch at least once in each poll,
@@ -96,7 +102,19 @@ func NewFeed(db *pgxpool.Pool, o Options) *Feed {
 	if o.FullPass == 0 {
 		o.FullPass = defaultFullPass
 	}
-	return &Feed{db: db, opts: o}
+	f := &Feed{
+		db: db, opts: o,
+		delivered: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "join_outbox_events_total", Help: "Events that the controllers were told of.",
+		}),
+		newest: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "join_outbox_newest_event_timestamp_seconds", Help: "The database's time of the newest event that the controllers were told of.",
+		}),
+	}
+	if o.Metrics != nil {
+		o.Metrics.MustRegister(f.delivered, f.newest)
+	}
+	return f
 }
 
 // Source is a source for a controller (builder.WatchesRawSource). The feed waits
@@ -272,6 +290,8 @@ func (f *Feed) drain(ctx context.Context, subs []*subscription, p position) (pos
 			}
 		}
 		last := events[len(events)-1]
+		f.delivered.Add(float64(len(events)))
+		f.newest.Set(float64(last.At.Unix()))
 		p.xid, p.id = last.XID, last.ID
 		if err := saveCursor(ctx, f.db, f.opts.Name, p); err != nil {
 			return p, err
