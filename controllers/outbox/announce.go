@@ -157,19 +157,20 @@ func refusalOf(e Event) refusal {
 func explain(c cause, e Event) string {
 	r := refusalOf(e)
 	var b strings.Builder
-	b.WriteString(c.reason)
+	b.WriteString(c.reason + ". ")
 	if r.Detail != "" {
-		b.WriteString(" (" + r.Detail + ")")
+		// The verifier knows best.
+		b.WriteString(strings.TrimSuffix(r.Detail, ".") + ".")
+	} else {
+		b.WriteString(fixFor(c))
 	}
-	b.WriteString(". ")
-	b.WriteString(fixFor(c))
 	if r.CSRSHA256 != "" {
 		b.WriteString(" CSR " + r.CSRSHA256 + ".")
 	}
 	const most = 1024 // an Event's note
 	text := b.String()
 	if len(text) > most-64 {
-		text = text[:most-64] + "…"
+		text = strings.ToValidUTF8(text[:most-64], "") + "…"
 	}
 	return text
 }

@@ -60,6 +60,19 @@ func TestRefusalNamesReasonObjectAndFix(t *testing.T) {
 	}
 }
 
+func TestTheVerifiersOwnWordsComeFirst(t *testing.T) {
+	a, said, _ := announcer(t)
+	err := a.Observe(t.Context(), []Event{{Type: "security.join.refused", Tenant: "acme",
+		Data: []byte(`{"reason": "join-token:expired", "tokenID": "aaaaaaaaaaaa", "detail": "JoinToken acme/first expired at noon: move spec.expiresAt"}`)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := said()
+	if len(got) != 1 || !contains(got[0], "A machine was refused: join-token:expired. JoinToken acme/first expired at noon: move spec.expiresAt.") || contains(got[0], "make another") {
+		t.Errorf("said %q", got)
+	}
+}
+
 // Who merely names a token's id does not reach its tenant (R12).
 func TestR12_UnprovedTokenIDStaysInTheRootTenant(t *testing.T) {
 	events := []Event{refused("join-system", "join-token:secret", "aaaaaaaaaaaa")}
