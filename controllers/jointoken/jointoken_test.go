@@ -202,6 +202,53 @@ func TestUsesAreSeenAndSpent(t *testing.T) {
 	w.ready(jt, "True/InForce")
 }
 
+func TestRefusalsAndJoinsAreEventsOnTheJoinToken(t *testing.T) {
+	e := controllertest.New(t)
+	w := &world{Env: e, tenant: e.Tenant()}
+	e.Pool(w.tenant, "gpu")
+	w.stop = w.Run(func(mgr ctrl.Manager, feed *outbox.Feed) error {
+		recorder := mgr.GetEventRecorder("join-manager")
+		feed.Observe((&outbox.Announcer{DB: w.Manager, Recorder: recorder, Logger: controllertest.Logger(t)}).Observe)
+		return (&jointoken.Reconciler{
+			Client: mgr.GetClient(), Live: w.Client, DB: w.Manager, Feed: feed, Recorder: recorder, SkipNameValidation: true,
+		}).SetupWithManager(mgr)
+	})
+	jt := w.token("watched")
+	w.Create(jt)
+	w.ready(jt, "True/InForce")
+	for _, reason := range []string{"join-token:spent", "join-token:expired"} {
+		w.Exec(`INSERT INTO events (type, tenant, data) VALUES ('security.join.refused', $1, jsonb_build_object('reason', $2::text, 'tokenID', $3::text, 'csrSHA256', 'c0ffee'))`,
+			w.tenant, reason, jt.Status.TokenID)
+	}
+	w.Exec(`INSERT INTO events (type, tenant, node_id, data) VALUES ('node.joined', $1, 'n-1', jsonb_build_object('tokenID', $2::text))`, w.tenant, jt.Status.TokenID)
+	w.Exec(`INSERT INTO events (type, tenant, data) VALUES ('security.join.refused', $1, '{"reason": "join-token:malformed"}')`, w.tenant)
+	w.Notify()
+	secret := strings.Split(w.secret(t, jt).Text(), "_")[2]
+	for object, wants := range map[string][]string{
+		"JoinToken/watched":     {"join-token:spent", "join-token:expired", "joined as FleetNode n-1"},
+		"Namespace/" + w.tenant: {"join-token:malformed"},
+	} {
+		for _, want := range wants {
+			w.Eventually(func(ctx context.Context) error {
+				var events corev1.EventList
+				if err := w.Client.List(ctx, &events, client.InNamespace(w.tenant)); err != nil {
+					return err
+				}
+				for _, ev := range events.Items {
+					if strings.Contains(ev.Message, secret) {
+						t.Errorf("an Event tells the secret")
+					}
+					if ev.InvolvedObject.Kind+"/"+ev.InvolvedObject.Name == object && strings.Contains(ev.Message, want) &&
+						(ev.InvolvedObject.Kind != "JoinToken" || ev.InvolvedObject.UID == jt.UID) {
+						return nil
+					}
+				}
+				return fmt.Errorf("no Event on %s that says %q", object, want)
+			})
+		}
+	}
+}
+
 func TestExpiredAtCreationNeverIsInForce(t *testing.T) {
 	w := setup(t)
 	past := metav1.NewTime(time.Now().Add(-time.Hour))

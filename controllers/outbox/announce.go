@@ -21,6 +21,8 @@ const (
 	announceEvery = 10 * time.Second
 	// announceKeys bounds the memory for what is counted.
 	announceKeys = 1000
+	// maxReason leaves a reason room in an Event's action, of 128 characters.
+	maxReason = 100
 
 	actionJoin = "Join"
 )
@@ -132,6 +134,7 @@ func causeOf(e Event, tokens map[string]TokenRef) (cause, bool) {
 		if reason == "" {
 			reason = "unknown"
 		}
+		reason = reason[:min(len(reason), maxReason)]
 		if named && token.Namespace == e.Tenant {
 			return cause{tokenReference(token), reason}, true
 		}
