@@ -110,6 +110,49 @@ func TestAnUndecidedObjectThatIsDeletedIsMadeAgain(t *testing.T) {
 	}
 }
 
+func TestAManagerFinishesWhatAKilledOneBegan(t *testing.T) {
+	w := setup(t)
+	w.start(t)
+	deleted, forgotten := w.pends(t), w.pends(t)
+	for _, id := range []string{deleted, forgotten} {
+		w.becomes(id, v1alpha1.ConditionAdmissionGuarded, "True/AdmissionGuarded")
+	}
+	w.stop()
+	// It was killed after it deleted an object; after it made one and before it
+	// wrote down which; and before it could make one.
+	gone := w.appears(deleted)
+	w.Delete(gone)
+	w.Exec(`UPDATE join_requests SET object_uid = NULL WHERE id = $1`, forgotten)
+	if err := w.decides(w.alice, "alice", forgotten, "Approved"); err != nil {
+		t.Fatal(err)
+	}
+	never := w.pends(t)
+	w.start(t)
+	w.appearsAnew(deleted, string(gone.UID))
+	w.becomes(forgotten, v1alpha1.ConditionRecorded, "True/Recorded")
+	w.appears(never)
+}
+
+func TestADecisionOnAnotherObjectOfTheSameRequestIsThrownAway(t *testing.T) {
+	w := setup(t)
+	w.start(t)
+	id := w.pends(t)
+	first := w.becomes(id, v1alpha1.ConditionAdmissionGuarded, "True/AdmissionGuarded")
+	w.stop()
+	w.Delete(first)
+	second := w.objectOf(t, id)
+	w.Create(second)
+	if err := w.decides(w.alice, "alice", id, "Approved"); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t)
+	w.told("jr-"+id, "DecisionDiscarded", "in the place of the recorded one")
+	w.appearsAnew(id, string(second.UID))
+	if v := w.verdict(id); v != "" {
+		t.Errorf("recorded: %s", v)
+	}
+}
+
 func TestWhatIsApprovedIsWhatJoins(t *testing.T) {
 	w := setup(t)
 	id := w.pends(t)
