@@ -1,5 +1,5 @@
-// Package keyring holds the keys of a replica that are not a CA's: those that sign
-// answers, those that machines seal to, and those that seal what goes through a
-// machine's hands between two rounds. They come from Secrets that the keys job
-// makes and rotates, and change while the process runs.
+// Package keyring holds a replica's own keys: those that sign answers, those that
+// machines seal to, and those that seal what goes through a machine's hands
+// (challenges). They are Secrets of the keys' namespace, made and rotated by the
+// keys job; a replica takes each change live.
 package keyring

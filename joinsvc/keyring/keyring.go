@@ -1,235 +1,206 @@
 package keyring
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
-	"crypto/ed25519"
 	"crypto/hpke"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-jose/go-jose/v4"
-
 	"github.com/better-compute/join-operator/api/wire"
+	"github.com/better-compute/join-operator/joinsvc/secrets"
 )
 
-// ErrUnknownKey is returned for a key id that no loaded key has.
-var ErrUnknownKey = errors.New("no key with that id is loaded")
+var (
+	// ErrNoKey is returned while no key of the kind is in use: an outage.
+	ErrNoKey = errors.New("no key of this kind is in use")
+	// ErrUnknownKey is returned for a key id that is not, or no longer, loaded.
+	ErrUnknownKey = errors.New("no such key")
+	// ErrSealed is returned for what does not open; it does not say why.
+	ErrSealed = errors.New("does not open")
+)
 
-// ErrNoKey is returned while no key of the kind that is needed is in use.
-var ErrNoKey = errors.New("no key of this kind is in use yet")
-
-// errOpen says no more, on purpose.
-var errOpen = errors.New("does not open")
-
-// Keyring is the live set of keys. Its zero value has none; Load fills it.
+// Keyring is a replica's live keys. All methods may be called by many goroutines.
 type Keyring struct {
-	keys atomic.Pointer[keys]
-	// Clock tells when a key comes into use; nil is time.Now.
-	Clock func() time.Time
+	log *slog.Logger
+	now func() time.Time
+
+	signing, sealing, challenge atomic.Pointer[list]
+
+	mu     sync.Mutex // held by Load
+	broken map[string]string
+	// changed has room for one: the ids that are loaded are others than before.
+	changed chan struct{}
 }
 
-type keys struct {
-	signing   []signingKey
-	sealing   map[string]hpke.PrivateKey
-	challenge []challengeKey
-	ids       []string
-}
-
-type signingKey struct {
-	id      string
-	useFrom time.Time
-	signers map[string]jose.Signer // by typ
-}
-
-type challengeKey struct {
-	id      string
-	useFrom time.Time
-	aead    cipher.AEAD
-}
-
-// Load replaces the keys. A set that cannot be used is an error, and nothing is
-// replaced then.
-func (k *Keyring) Load(signing, sealing, challenge Set) error {
-	next := &keys{sealing: map[string]hpke.PrivateKey{}}
-	for _, s := range signing.Keys {
-		if s.Algorithm != Ed25519 || len(s.Private) != ed25519.SeedSize {
-			return fmt.Errorf("signing key %s is no Ed25519 seed", s.ID)
-		}
-		key := signingKey{id: s.ID, useFrom: s.UseFrom, signers: map[string]jose.Signer{}}
-		for _, typ := range []string{wire.TypeJoin} {
-			signer, err := jose.NewSigner(
-				jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: ed25519.NewKeyFromSeed(s.Private), KeyID: s.ID}},
-				(&jose.SignerOptions{}).WithType(jose.ContentType(typ)))
-			if err != nil {
-				return fmt.Errorf("signing key %s: %w", s.ID, err)
-			}
-			key.signers[typ] = signer
-		}
-		next.signing = append(next.signing, key)
-		next.ids = append(next.ids, s.ID)
+// New makes an empty keyring. now is the clock by which keys come into use and are
+// dropped; nil takes the system's.
+func New(log *slog.Logger, now func() time.Time) *Keyring {
+	if now == nil {
+		now = time.Now
 	}
-	for _, s := range sealing.Keys {
-		if s.Algorithm != HPKE {
-			return fmt.Errorf("sealing key %s is of the unknown kind %q", s.ID, s.Algorithm)
-		}
-		key, err := hpke.MLKEM768X25519().NewPrivateKey(s.Private)
-		if err != nil {
-			return fmt.Errorf("sealing key %s cannot be read", s.ID)
-		}
-		next.sealing[s.ID] = key
-		next.ids = append(next.ids, s.ID)
+	return &Keyring{log: log, now: now, broken: map[string]string{}, changed: make(chan struct{}, 1)}
+}
+
+// list is the keys of one kind. It does not change.
+type list struct{ keys []*held }
+
+// held is a key, ready for use.
+type held struct {
+	Key
+	open    hpke.PrivateKey // of a sealing key
+	state   cipher.AEAD     // of a challenge key
+	signers sync.Map        // of a signing key: *Signer by typ
+}
+
+func hold(k Key) (*held, error) {
+	h := &held{Key: k}
+	var err error
+	switch k.Algorithm {
+	case MLKEM768X25519:
+		h.open, err = k.hpkePrivate()
+	case AES256GCM:
+		h.state, err = k.aead()
 	}
-	for _, s := range challenge.Keys {
-		if s.Algorithm != AES256GCM || len(s.Private) != 32 || len(s.ID) > 255 {
-			return fmt.Errorf("challenge key %s is no AES-256 key", s.ID)
-		}
-		block, err := aes.NewCipher(s.Private)
-		if err != nil {
-			return fmt.Errorf("challenge key %s: %w", s.ID, err)
-		}
-		aead, err := cipher.NewGCMWithRandomNonce(block)
-		if err != nil {
-			return fmt.Errorf("challenge key %s: %w", s.ID, err)
-		}
-		next.challenge = append(next.challenge, challengeKey{s.ID, s.UseFrom, aead})
-		next.ids = append(next.ids, s.ID)
+	return h, err
+}
+
+func (l *list) all() []*held {
+	if l == nil {
+		return nil
 	}
-	slices.SortFunc(next.signing, func(a, b signingKey) int { return b.useFrom.Compare(a.useFrom) })
-	slices.SortFunc(next.challenge, func(a, b challengeKey) int { return b.useFrom.Compare(a.useFrom) })
-	slices.Sort(next.ids)
-	k.keys.Store(next)
+	return l.keys
+}
+
+// current is the key that signs or seals now, or nil.
+func (l *list) current(now time.Time) *held {
+	var best *held
+	for _, h := range l.all() {
+		if h.InUse(now) && (best == nil || h.UseFrom.After(best.UseFrom)) {
+			best = h
+		}
+	}
+	return best
+}
+
+// find is the key with that id, or nil; also one that is not in use yet.
+func (l *list) find(kid string, now time.Time) *held {
+	for _, h := range l.all() {
+		if h.KeyID == kid && !h.Dropped(now) {
+			return h
+		}
+	}
 	return nil
 }
 
-func (k *Keyring) now() time.Time {
-	if k.Clock != nil {
-		return k.Clock()
-	}
-	return time.Now()
-}
-
-func (k *Keyring) load() *keys {
-	if l := k.keys.Load(); l != nil {
-		return l
-	}
-	return &keys{}
-}
-
-// IDs lists the loaded keys, sorted: what a replica reports, so that a new key is
-// used only when every replica has it.
-func (k *Keyring) IDs() []string { return slices.Clone(k.load().ids) }
-
-// Ready reports whether answers can be signed, sealed parts opened and challenges
-// sealed.
-func (k *Keyring) Ready() bool {
-	l, now := k.load(), k.now()
-	_, signs := inUse(l.signing, now)
-	_, seals := inUse(l.challenge, now)
-	return signs && seals && len(l.sealing) > 0
-}
-
-// dated is a key that comes into use at a time.
-type dated interface{ from() time.Time }
-
-func (k signingKey) from() time.Time   { return k.useFrom }
-func (k challengeKey) from() time.Time { return k.useFrom }
-
-// inUse is the newest key that is in use.
-func inUse[K dated](keys []K, now time.Time) (K, bool) {
-	for _, key := range keys {
-		if !now.Before(key.from()) {
-			return key, true
+// Load takes the keys' namespace as it is now. A Secret that is gone or cannot be
+// read keeps what was loaded last: keys are taken away by leaving them out of their
+// file, never by removing it.
+func (r *Keyring) Load(snapshot secrets.Snapshot) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.KeyIDs()
+	for _, kind := range []struct {
+		secret    string
+		algorithm Algorithm
+		into      *atomic.Pointer[list]
+	}{
+		{SigningSecret, Ed25519, &r.signing},
+		{SealingSecret, MLKEM768X25519, &r.sealing},
+		{ChallengeSecret, AES256GCM, &r.challenge},
+	} {
+		l, err := loadList(snapshot, kind.secret, kind.algorithm)
+		if err == nil {
+			kind.into.Store(l)
+			delete(r.broken, kind.secret)
+			continue
+		}
+		if r.broken[kind.secret] != err.Error() {
+			r.broken[kind.secret] = err.Error()
+			r.log.Error("a Secret of keys cannot be used; what was loaded last stays", "secret", kind.secret, "error", err, "loaded", len(kind.into.Load().all()))
 		}
 	}
-	var none K
-	return none, false
+	if after := r.KeyIDs(); !slices.Equal(before, after) {
+		r.log.Info("loaded keys", "kids", after)
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
 }
 
-// Knows reports whether a sealing key is loaded.
-func (k *Keyring) Knows(kid string) bool {
-	_, ok := k.load().sealing[kid]
-	return ok
-}
-
-// Open opens a sealed part: enc || ciphertext of HPKE base mode (RFC 9180) in the
-// default suite. Its errors do not say what was wrong, but ErrUnknownKey.
-func (k *Keyring) Open(kid string, aad, sealed []byte) ([]byte, error) {
-	key, ok := k.load().sealing[kid]
+func loadList(snapshot secrets.Snapshot, secret string, a Algorithm) (*list, error) {
+	data, ok := snapshot[secret]
 	if !ok {
+		return nil, errors.New("there is no such Secret; the keys job makes it")
+	}
+	f, err := ParseFile(data[Item], a)
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", Item, err)
+	}
+	if len(f.Keys) == 0 {
+		return nil, fmt.Errorf("%s holds no key", Item)
+	}
+	l := &list{}
+	for _, k := range f.Keys {
+		h, err := hold(k)
+		if err != nil {
+			return nil, fmt.Errorf("key %s: %w", k.KeyID, err)
+		}
+		l.keys = append(l.keys, h)
+	}
+	return l, nil
+}
+
+// Ready reports whether there is a key of each kind to work with.
+func (r *Keyring) Ready() bool {
+	now := r.now()
+	return r.signing.Load().current(now) != nil && r.sealing.Load().current(now) != nil && r.challenge.Load().current(now) != nil
+}
+
+// KeyIDs lists the ids of all loaded keys, in order.
+func (r *Keyring) KeyIDs() []string {
+	now := r.now()
+	ids := []string{}
+	for _, l := range []*list{r.signing.Load(), r.sealing.Load(), r.challenge.Load()} {
+		for _, h := range l.all() {
+			if !h.Dropped(now) {
+				ids = append(ids, h.KeyID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Knows reports whether a sealing key with that id is loaded.
+func (r *Keyring) Knows(kid string) bool { return r.sealing.Load().find(kid, r.now()) != nil }
+
+// encSize is the size of an encapsulated key of MLKEM768-X25519, in bytes.
+const encSize = 1120
+
+// Open opens a sealed part: enc || ciphertext of HPKE in base mode (RFC 9180), with
+// the protocol's info string. It returns ErrUnknownKey for a key that is not
+// loaded, and ErrSealed for whatever else is wrong.
+func (r *Keyring) Open(kid string, aad, sealed []byte) ([]byte, error) {
+	h := r.sealing.Load().find(kid, r.now())
+	if h == nil {
 		return nil, ErrUnknownKey
 	}
-	const enc = 1120 // ML-KEM-768 ciphertext and X25519 share
-	if len(sealed) < enc {
-		return nil, errOpen
+	if len(sealed) < encSize {
+		return nil, ErrSealed
 	}
-	recipient, err := hpke.NewRecipient(sealed[:enc], key, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), []byte(wire.SealInfo))
+	recipient, err := hpke.NewRecipient(sealed[:encSize], h.open, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), []byte(wire.SealInfo))
 	if err != nil {
-		return nil, errOpen
+		return nil, ErrSealed
 	}
-	plaintext, err := recipient.Open(aad, sealed[enc:])
+	plaintext, err := recipient.Open(aad, sealed[encSize:])
 	if err != nil {
-		return nil, errOpen
+		return nil, ErrSealed
 	}
 	return plaintext, nil
-}
-
-// Sign signs an answer as a compact JWS (RFC 7515) with EdDSA, kid and typ.
-func (k *Keyring) Sign(typ string, payload []byte) (string, error) {
-	key, ok := inUse(k.load().signing, k.now())
-	if !ok {
-		return "", ErrNoKey
-	}
-	signer, ok := key.signers[typ]
-	if !ok {
-		return "", fmt.Errorf("nothing of type %q is signed", typ)
-	}
-	jws, err := signer.Sign(payload)
-	if err != nil {
-		return "", fmt.Errorf("sign an answer: %w", err)
-	}
-	return jws.CompactSerialize()
-}
-
-// stateVersion begins every sealed state and is authenticated with it.
-const stateVersion = 1
-
-// SealState seals what a machine carries to its next round, for one purpose and
-// bound to aad. The form is version, length of the key id, key id, nonce and
-// ciphertext of AES-256-GCM.
-func (k *Keyring) SealState(purpose string, aad, plaintext []byte) ([]byte, error) {
-	key, ok := inUse(k.load().challenge, k.now())
-	if !ok {
-		return nil, ErrNoKey
-	}
-	head := append([]byte{stateVersion, byte(len(key.id))}, key.id...)
-	sealed := key.aead.Seal(nil, nil, plaintext, stateAAD(head, purpose, aad))
-	return append(head, sealed...), nil
-}
-
-// OpenState opens what SealState sealed for the same purpose and aad.
-func (k *Keyring) OpenState(purpose string, aad, sealed []byte) ([]byte, error) {
-	if len(sealed) < 2 || sealed[0] != stateVersion || len(sealed) < 2+int(sealed[1]) {
-		return nil, errOpen
-	}
-	head := sealed[:2+int(sealed[1])]
-	for _, key := range k.load().challenge {
-		if key.id == string(head[2:]) {
-			plaintext, err := key.aead.Open(nil, nil, sealed[len(head):], stateAAD(head, purpose, aad))
-			if err != nil {
-				return nil, errOpen
-			}
-			return plaintext, nil
-		}
-	}
-	return nil, ErrUnknownKey
-}
-
-func stateAAD(head []byte, purpose string, aad []byte) []byte {
-	out := append([]byte("bc-state\x00"), head...)
-	out = append(append(out, 0), purpose...)
-	return append(append(out, 0), aad...)
 }

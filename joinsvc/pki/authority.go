@@ -2,135 +2,174 @@ package pki
 
 import (
 	"bytes"
-	"cmp"
 	"crypto"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/better-compute/join-operator/joinsvc/secrets"
 )
 
-// SecretPattern matches the names of the Secrets that hold node CAs; the highest
-// number that is valid signs.
-var SecretPattern = regexp.MustCompile(`^node-ca-([0-9]{1,6})$`)
-
-// Authority is the live set of node CAs. Its zero value has none.
+// Authority is the live set of node CAs. Its zero value has none; all methods may
+// be called by many goroutines.
 type Authority struct {
-	cas atomic.Pointer[[]*authority]
+	// Logger hears of CAs that come, go, or cannot be used. It must be set.
+	Logger *slog.Logger
+
+	current atomic.Pointer[set]
+	mu      sync.Mutex // held by Load
+	// broken is what was wrong with a Secret, so that it is said once.
+	broken map[string]string
 }
 
-// authority is one CA with its key.
-type authority struct {
+// set is CAs, newest first. It does not change.
+type set struct{ issuers []*issuer }
+
+// issuer is a CA certificate with its key.
+type issuer struct {
+	// name is that of its Secret; number the n in node-ca-<n>.
 	name   string
-	number int
+	number uint64
 	cert   *x509.Certificate
 	key    crypto.Signer
 	sha256 [32]byte
 }
 
-// CA is a loaded CA as it is shown to others, without its key.
-type CA struct {
-	Name        string
-	Certificate *x509.Certificate
-	SHA256      [32]byte
-}
+var secretPattern = regexp.MustCompile(`^node-ca-([1-9][0-9]{0,8})$`)
 
-// Load replaces the set by what Secrets hold, by the Secret's name: the data of
-// tls.crt and tls.key. A Secret whose certificate and key do not belong together
-// (it is written in two steps) keeps the pair that was loaded before; the error
-// says which and why, and everything else is loaded all the same.
-func (a *Authority) Load(secrets map[string]map[string][]byte) error {
-	before := map[string]*authority{}
-	for _, ca := range a.all() {
-		before[ca.name] = ca
-	}
-	var next []*authority
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(secrets)) {
-		m := SecretPattern.FindStringSubmatch(name)
-		if m == nil {
+// Load takes the keys' namespace as it is now. A Secret whose certificate and key
+// do not match (it is written in two steps) or that cannot be used keeps the last
+// good pair; one that is gone takes its CA with it.
+func (a *Authority) Load(snapshot secrets.Snapshot) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := a.current.Load()
+	next := &set{}
+	broken := map[string]string{}
+	for name, data := range snapshot {
+		number, ok := secretNumber(name)
+		if !ok {
 			continue
 		}
-		ca, err := parse(secrets[name])
+		i, err := load(name, number, data)
+		before := old.named(name)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("secret %s: %w", name, err))
-			if ca = before[name]; ca == nil {
+			broken[name] = err.Error()
+			if a.broken[name] != err.Error() {
+				a.Logger.Error("a node CA's Secret cannot be used", "secret", name, "error", err, "keepsLastGood", before != nil)
+			}
+			if before == nil {
 				continue
 			}
+			i = before
+		} else if before == nil || before.sha256 != i.sha256 {
+			a.Logger.Info("loaded a node CA", "secret", name, "notAfter", i.cert.NotAfter, "ski", fmt.Sprintf("%x", i.cert.SubjectKeyId))
 		}
-		ca.name = name
-		ca.number, _ = strconv.Atoi(m[1])
-		next = append(next, ca)
+		next.issuers = append(next.issuers, i)
 	}
-	slices.SortFunc(next, func(x, y *authority) int { return cmp.Compare(y.number, x.number) })
-	a.cas.Store(&next)
-	return errors.Join(errs...)
+	for _, i := range old.all() {
+		if next.named(i.name) == nil {
+			a.Logger.Warn("a node CA's Secret is gone; it signs no more", "secret", i.name)
+		}
+	}
+	slices.SortFunc(next.issuers, func(x, y *issuer) int {
+		if x.number > y.number {
+			return -1
+		}
+		return 1
+	})
+	a.broken = broken
+	a.current.Store(next)
 }
 
-func parse(data map[string][]byte) (*authority, error) {
+// secretNumber is the n of a Secret's name.
+func secretNumber(name string) (uint64, bool) {
+	m := secretPattern.FindStringSubmatch(name)
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(m[1], 10, 32)
+	return n, err == nil
+}
+
+// load makes a CA of a Secret of type kubernetes.io/tls. tls.crt may hold a chain:
+// the first certificate is the CA's own.
+func load(name string, number uint64, data map[string][]byte) (*issuer, error) {
 	pair, err := tls.X509KeyPair(data["tls.crt"], data["tls.key"])
 	if err != nil {
+		// What the standard library says of a key that it cannot read says nothing
+		// of the key.
 		return nil, fmt.Errorf("certificate and key: %w", err)
 	}
+	cert, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return nil, fmt.Errorf("certificate: %w", err)
+	}
 	key, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok {
-		return nil, errors.New("the key cannot sign")
-	}
-	cert := pair.Leaf
 	switch {
+	case !ok:
+		return nil, errors.New("its key cannot sign")
 	case !cert.IsCA || !cert.BasicConstraintsValid:
-		return nil, errors.New("the certificate is no CA's")
+		return nil, errors.New("its certificate is no CA's")
 	case cert.KeyUsage&x509.KeyUsageCertSign == 0:
-		return nil, errors.New("the certificate may not sign others")
+		return nil, errors.New("its certificate may not sign certificates (usage \"cert sign\")")
+	case cert.KeyUsage&x509.KeyUsageCRLSign == 0:
+		return nil, errors.New("its certificate may not sign revocation lists (usage \"crl sign\")")
 	case len(cert.SubjectKeyId) == 0:
-		return nil, errors.New("the certificate has no subject key identifier")
+		return nil, errors.New("its certificate has no subject key identifier")
 	}
-	return &authority{cert: cert, key: key, sha256: sha256.Sum256(cert.Raw)}, nil
+	return &issuer{name: name, number: number, cert: cert, key: key, sha256: sha256.Sum256(cert.Raw)}, nil
 }
 
-func (a *Authority) all() []*authority {
-	if cas := a.cas.Load(); cas != nil {
-		return *cas
-	}
-	return nil
-}
+// Ready reports whether there is a CA to sign with.
+func (a *Authority) Ready(now time.Time) bool { return a.current.Load().signing(now) != nil }
 
-// signer is the newest CA that is valid at a time.
-func (a *Authority) signer(now time.Time) *authority {
-	for _, ca := range a.all() {
-		if !now.Before(ca.cert.NotBefore) && now.Before(ca.cert.NotAfter) {
-			return ca
+// signing is the newest CA that is valid, or nil.
+func (s *set) signing(now time.Time) *issuer {
+	for _, i := range s.all() {
+		if i.valid(now) {
+			return i
 		}
 	}
 	return nil
 }
 
-// CAs lists the loaded CAs, newest first.
-func (a *Authority) CAs() []CA {
-	var out []CA
-	for _, ca := range a.all() {
-		out = append(out, CA{ca.name, ca.cert, ca.sha256})
+func (i *issuer) valid(now time.Time) bool {
+	return !now.Before(i.cert.NotBefore) && now.Before(i.cert.NotAfter)
+}
+
+func (s *set) all() []*issuer {
+	if s == nil {
+		return nil
+	}
+	return s.issuers
+}
+
+func (s *set) named(name string) *issuer {
+	for _, i := range s.all() {
+		if i.name == name {
+			return i
+		}
+	}
+	return nil
+}
+
+// keys are the CAs without those that share a key with a newer one.
+func (s *set) keys() []*issuer {
+	var out []*issuer
+	for _, i := range s.all() {
+		if !slices.ContainsFunc(out, func(o *issuer) bool { return bytes.Equal(o.cert.SubjectKeyId, i.cert.SubjectKeyId) }) {
+			out = append(out, i)
+		}
 	}
 	return out
-}
-
-// Ready reports whether leaves can be signed at a time.
-func (a *Authority) Ready(now time.Time) bool { return a.signer(now) != nil }
-
-// bySKI finds the newest CA with a key identifier: several certificates may have
-// one key.
-func (a *Authority) bySKI(ski []byte) *authority {
-	for _, ca := range a.all() {
-		if bytes.Equal(ca.cert.SubjectKeyId, ski) {
-			return ca
-		}
-	}
-	return nil
 }
