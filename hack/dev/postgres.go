@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -38,7 +39,7 @@ func (s *system) postgres() (process, error) {
 		args = append(args, "-c", setting)
 	}
 	return process{
-		name: "postgres", path: filepath.Join(bin, "postgres"), args: args, attr: attr,
+		name: "postgres", path: filepath.Join(bin, "postgres"), args: args, attr: attr, prepare: s.clearStaleLock,
 		stop: syscall.SIGINT, // fast shutdown: does not wait for its clients to go
 		ready: func(ctx context.Context) error {
 			conn, err := pgx.Connect(ctx, s.adminURL("postgres"))
@@ -133,6 +134,47 @@ func (s *system) initializeDatabase(p process) error {
 		return fmt.Errorf("initdb: %w\n%s", err, out)
 	}
 	return nil
+}
+
+// clearStaleLock takes away the lock file of a server that was killed and that
+// nobody has collected yet: Postgres would take the zombie for a living server. It
+// waits for the server's children first, which leave as soon as they notice.
+func (s *system) clearStaleLock() error {
+	lock := s.path("pgdata", "postmaster.pid")
+	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		b, err := os.ReadFile(lock)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var pid int
+		if _, err := fmt.Sscan(string(b), &pid); err != nil || syscall.Kill(pid, 0) != nil {
+			return nil // Postgres sees that itself
+		}
+		if _, err := startTime(pid); err != nil && !s.databaseInUse() {
+			return os.Remove(lock)
+		}
+		if time.Since(begun) > 10*time.Second {
+			return fmt.Errorf("a server (pid %d) still uses %s", pid, s.path("pgdata"))
+		}
+	}
+}
+
+// databaseInUse tells whether any process works in the database's folder, as all
+// of a server's do.
+func (s *system) databaseInUse() bool {
+	folders, err := filepath.Glob("/proc/[0-9]*/cwd")
+	if err != nil {
+		return true
+	}
+	for _, cwd := range folders {
+		if folder, err := os.Readlink(cwd); err == nil && folder == s.path("pgdata") {
+			return true
+		}
+	}
+	return false
 }
 
 // prepareDatabase does what a database administrator does once, and may do again:

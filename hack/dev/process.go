@@ -20,6 +20,8 @@ type process struct {
 	args []string
 	// attr says as whom it runs; nil is as the launcher.
 	attr *syscall.SysProcAttr
+	// prepare is done before it starts, if anything.
+	prepare func() error
 	// stop is the signal that ends it in good order.
 	stop syscall.Signal
 	// ready tells whether it does its work.
@@ -74,6 +76,11 @@ func (s *system) start(ctx context.Context, p process) error {
 	begun := time.Now()
 	pid := s.pid(p.name)
 	if pid == 0 {
+		if p.prepare != nil {
+			if err := p.prepare(); err != nil {
+				return err
+			}
+		}
 		var err error
 		if pid, err = s.spawn(p); err != nil {
 			return err
