@@ -16,6 +16,7 @@ const usage = `usage: dev COMMAND [--dir FOLDER]
 
   up              start what does not run yet, and return when all is ready
   down            stop everything and throw the system's data away (logs stay)
+  demo            up, then the main story with the real output of each command, then down
   status          list the processes
   start NAME      start one process and wait until it is ready
   stop NAME       stop one process (SIGTERM)
@@ -68,6 +69,8 @@ func run(ctx context.Context, args []string) error {
 		return s.up(ctx)
 	case "down":
 		return s.down()
+	case "demo":
+		return s.demo(ctx)
 	case "status":
 		return s.status()
 	case "rotate":
