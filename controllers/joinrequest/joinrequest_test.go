@@ -451,7 +451,7 @@ func (c *cable) cut() {
 	defer c.mu.Unlock()
 	c.broken = true
 	for _, conn := range c.open {
-		conn.Close()
+		_ = conn.Close()
 	}
 	c.open = nil
 }

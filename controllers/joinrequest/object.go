@@ -35,6 +35,6 @@ func object(r *row) (*v1alpha1.JoinRequest, error) {
 
 // asks reports whether an object asks for exactly what its row's machine asked.
 func asks(jr *v1alpha1.JoinRequest, r *row) bool {
-	hash, err := jr.Spec.JoinRequestAsk.Hash()
+	hash, err := jr.Spec.Hash()
 	return err == nil && bytes.Equal(hash[:], r.specSHA256)
 }
