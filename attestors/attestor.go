@@ -34,6 +34,9 @@ type Spec struct {
 	// ID is what machines name, at most 40 characters of [a-z0-9-], beginning
 	// with a letter.
 	ID string
+	// Type is what uses, bindings and approvals are kept by, so that a second
+	// configuration or a rename admits nothing twice. Empty takes the ID.
+	Type string
 	// Version is the attestor's own, recorded with each join; 1 to 32 characters.
 	Version string
 	// Roles are those that the attestor may admit. A join for another role is
@@ -56,12 +59,17 @@ func Define(s Spec) (*Attestor, error) {
 	switch {
 	case !idPattern.MatchString(s.ID):
 		return nil, fmt.Errorf("attestor id %q does not match %s", s.ID, idPattern)
+	case s.Type != "" && !idPattern.MatchString(s.Type):
+		return nil, fmt.Errorf("attestor %s: type %q does not match %s", s.ID, s.Type, idPattern)
 	case s.Version == "" || len(s.Version) > 32:
 		return nil, fmt.Errorf("attestor %s: version must have 1 to 32 characters", s.ID)
 	case len(s.Roles) == 0:
 		return nil, fmt.Errorf("attestor %s: lists no role", s.ID)
 	case s.Verify == nil:
 		return nil, fmt.Errorf("attestor %s: %w", s.ID, errNoVerifier)
+	}
+	if s.Type == "" {
+		s.Type = s.ID
 	}
 	s.Roles = slices.Clone(s.Roles)
 	for i, r := range s.Roles {
@@ -80,6 +88,9 @@ var errNoVerifier = errors.New("has no verifier")
 // ID is the name that machines ask for.
 func (a *Attestor) ID() string { return a.spec.ID }
 
+// Type is what the attestor's uses, bindings and approvals are kept by.
+func (a *Attestor) Type() string { return a.spec.Type }
+
 // Version is the attestor's own version.
 func (a *Attestor) Version() string { return a.spec.Version }
 
@@ -88,6 +99,9 @@ func (a *Attestor) Roles() []Role { return slices.Clone(a.spec.Roles) }
 
 // Admits reports whether the attestor lists the role.
 func (a *Attestor) Admits(r Role) bool { return slices.Contains(a.spec.Roles, r) }
+
+// Prepares reports whether the attestor has I/O to do before the transaction.
+func (a *Attestor) Prepares() bool { return a.spec.Prepare != nil }
 
 // Prepare runs the attestor's I/O, if it has any.
 func (a *Attestor) Prepare(ctx context.Context, ev Evidence, pc *PrepareContext) (any, error) {

@@ -73,8 +73,9 @@ type TokenStore interface {
 
 // TokenRow is a join token as the database keeps it: everything but its secret.
 type TokenRow struct {
-	ID     string
-	Tenant string
+	ID string
+	// Tenant and Name are the namespace and the name of its JoinToken.
+	Tenant, Name string
 	// SecretSHA256 is over "bcjt/v1" NUL namespace NUL id NUL secret.
 	SecretSHA256 [32]byte
 	Role         Role

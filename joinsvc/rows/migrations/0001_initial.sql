@@ -175,7 +175,8 @@ CREATE TABLE join_requests (
   CHECK ((ended IS NULL) = (ended_at IS NULL)),
   CHECK (ended IS DISTINCT FROM 'Joined' OR (verdict = 'Approved' AND node_id IS NOT NULL))
 );
-CREATE UNIQUE INDEX join_requests_live ON join_requests (attestor_type, subject_sha256, csr_sha256) WHERE ended IS NULL;
+CREATE UNIQUE INDEX join_requests_live ON join_requests (csr_sha256, attestor_type, subject_sha256) WHERE ended IS NULL;
+CREATE INDEX join_requests_subject ON join_requests (attestor_type, subject_sha256) WHERE ended IS NULL;
 CREATE INDEX join_requests_undecided ON join_requests (namespace, first_seen_at) WHERE verdict IS NULL AND ended IS NULL;
 CREATE INDEX join_requests_token ON join_requests (token_id) WHERE verdict IS NULL AND ended IS NULL;
 CREATE INDEX join_requests_source ON join_requests (source) WHERE verdict IS NULL AND ended IS NULL;
@@ -275,7 +276,8 @@ GRANT SELECT ON join_token_slots TO join_service;
 GRANT INSERT ON nodes, node_certs, node_bindings, attestation_uses, events, audit_log TO join_service;
 GRANT UPDATE (state, attestor, attestor_type, hardware_key, node_key_uri, facts, conflicted_at, changed_at, last_seen_at) ON nodes TO join_service;
 GRANT UPDATE (used_at, revoked_at, revocation) ON node_certs TO join_service;
-GRANT INSERT (id, attestor_type, attestor, subject_sha256, subject_proved, csr_sha256, role, namespace, tenant, pool, site, facts_sha256, token_id, source, spec, spec_sha256, capped) ON join_requests TO join_service;
+GRANT UPDATE (node_id, bound_at) ON node_bindings TO join_service;
+GRANT INSERT (id, attestor_type, attestor, subject_sha256, subject_proved, csr_sha256, role, namespace, tenant, pool, site, facts_sha256, token_id, source, spec, spec_sha256, capped, first_seen_at) ON join_requests TO join_service;
 GRANT UPDATE (last_asked_at, capped, ended, ended_at, node_id) ON join_requests TO join_service;
 GRANT INSERT, UPDATE ON issuers, crls, replicas, refusal_windows TO join_service;
 GRANT DELETE ON replicas TO join_service;
