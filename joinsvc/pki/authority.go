@@ -19,16 +19,22 @@ import (
 	"github.com/better-compute/join-operator/joinsvc/secrets"
 )
 
-// Authority is the live set of node CAs. Its zero value has none; all methods may
-// be called by many goroutines.
+// Authority is the live set of node CAs. All methods may be called by many
+// goroutines.
 type Authority struct {
-	// Logger hears of CAs that come, go, or cannot be used. It must be set.
-	Logger *slog.Logger
-
+	log     *slog.Logger
 	current atomic.Pointer[set]
 	mu      sync.Mutex // held by Load
 	// broken is what was wrong with a Secret, so that it is said once.
 	broken map[string]string
+	// changed has room for one: other CAs are loaded than before.
+	changed chan struct{}
+}
+
+// NewAuthority makes an authority without a CA. log hears of CAs that come, go, or
+// cannot be used.
+func NewAuthority(log *slog.Logger) *Authority {
+	return &Authority{log: log, changed: make(chan struct{}, 1)}
 }
 
 // set is CAs, newest first. It does not change.
@@ -65,20 +71,20 @@ func (a *Authority) Load(snapshot secrets.Snapshot) {
 		if err != nil {
 			broken[name] = err.Error()
 			if a.broken[name] != err.Error() {
-				a.Logger.Error("a node CA's Secret cannot be used", "secret", name, "error", err, "keepsLastGood", before != nil)
+				a.log.Error("a node CA's Secret cannot be used", "secret", name, "error", err, "keepsLastGood", before != nil)
 			}
 			if before == nil {
 				continue
 			}
 			i = before
 		} else if before == nil || before.sha256 != i.sha256 {
-			a.Logger.Info("loaded a node CA", "secret", name, "notAfter", i.cert.NotAfter, "ski", fmt.Sprintf("%x", i.cert.SubjectKeyId))
+			a.log.Info("loaded a node CA", "secret", name, "notAfter", i.cert.NotAfter, "ski", fmt.Sprintf("%x", i.cert.SubjectKeyId))
 		}
 		next.issuers = append(next.issuers, i)
 	}
 	for _, i := range old.all() {
 		if next.named(i.name) == nil {
-			a.Logger.Warn("a node CA's Secret is gone; it signs no more", "secret", i.name)
+			a.log.Warn("a node CA's Secret is gone; it signs no more", "secret", i.name)
 		}
 	}
 	slices.SortFunc(next.issuers, func(x, y *issuer) int {
@@ -89,6 +95,12 @@ func (a *Authority) Load(snapshot secrets.Snapshot) {
 	})
 	a.broken = broken
 	a.current.Store(next)
+	if !slices.EqualFunc(old.all(), next.all(), func(x, y *issuer) bool { return x.sha256 == y.sha256 }) {
+		select {
+		case a.changed <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // secretNumber is the n of a Secret's name.
@@ -132,6 +144,14 @@ func load(name string, number uint64, data map[string][]byte) (*issuer, error) {
 
 // Ready reports whether there is a CA to sign with.
 func (a *Authority) Ready(now time.Time) bool { return a.current.Load().signing(now) != nil }
+
+// SigningSKI is the subject key identifier of the CA that signs, or nil.
+func (a *Authority) SigningSKI(now time.Time) []byte {
+	if i := a.current.Load().signing(now); i != nil {
+		return i.cert.SubjectKeyId
+	}
+	return nil
+}
 
 // signing is the newest CA that is valid, or nil.
 func (s *set) signing(now time.Time) *issuer {
