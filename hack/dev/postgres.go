@@ -127,7 +127,7 @@ func (s *system) initializeDatabase(p process) error {
 	}
 	cmd := exec.Command(filepath.Join(filepath.Dir(p.path), "initdb"), "--pgdata", data, "--username=postgres",
 		"--pwfile", pwfile, "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
-	cmd.Dir = data
+	cmd.Dir = "/" // the folder may lie below one that is closed to this user until it runs
 	cmd.SysProcAttr = p.attr
 	if out, err := cmd.CombinedOutput(); err != nil {
 		_ = os.RemoveAll(data)

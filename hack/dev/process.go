@@ -119,7 +119,10 @@ func (s *system) spawn(p process) (int, error) {
 	defer log.Close()
 	cmd := exec.Command(p.path, p.args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Dir = s.dir
+	cmd.Dir = s.root
+	if p.attr != nil {
+		cmd.Dir = "/" // another user may not enter the repository
+	}
 	// A process that finds the administrator's kubeconfig by itself would not have
 	// the rights that it has in production.
 	cmd.Env = append(os.Environ(), "KUBECONFIG=/nonexistent", "DATABASE_URL=")
