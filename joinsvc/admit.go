@@ -68,11 +68,17 @@ func (r *round) admit(ctx context.Context, would *attestors.Admit, deferred bool
 	if q != nil && q.approved() && q.asks(ad) {
 		q.redirect(ad)
 	}
+	if c := r.answered; c != nil {
+		if ad.Tenant == "" {
+			ad.Tenant = c.tenant // where a person sent the machine
+		}
+		if err := r.checkTenant(ctx, ad); err != nil {
+			return nil, err
+		}
+		return r.again(ctx, ad)
+	}
 	if err := r.checkTenant(ctx, ad); err != nil {
 		return nil, err
-	}
-	if r.answered != nil {
-		return r.again(ctx, ad)
 	}
 	if ad.Pool != "" && !ad.dest.poolExists {
 		return nil, r.refuse(ad, "pool-missing", "there is no FleetPool %s/%s: create it, or send the machine elsewhere", ad.Tenant, ad.Pool)
@@ -290,6 +296,12 @@ func (r *round) findTarget(ctx context.Context, ad *admission) error {
 	}
 	if ad.target == nil {
 		return nil
+	}
+	if ad.Tenant == "" { // an unassigned machine that is known: it is where its node is
+		ad.Tenant, ad.Pool, ad.Site = ad.target.tenant, ad.target.pool, ad.target.site
+		if err := r.checkTenant(ctx, ad); err != nil {
+			return err
+		}
 	}
 	if h := found["hardware"]; h == ad.target || (h != nil && h.id == ad.target.id) {
 		if err := r.checkEnrolled(ad); err != nil {

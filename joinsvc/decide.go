@@ -43,7 +43,7 @@ func (s *Service) attempt(ctx context.Context, a *ask, careful bool) (*wire.Answ
 	if err := s.health.err(); err != nil {
 		return nil, unavailable(err)
 	}
-	acquire, cancel := context.WithTimeout(ctx, acquireTimeout)
+	acquire, cancel := s.health.context(ctx, acquireTimeout)
 	conn, err := s.db.Acquire(acquire)
 	cancel()
 	if err != nil {
@@ -103,7 +103,7 @@ func (r *round) run(ctx context.Context) (*wire.Answer, error) {
 	}
 	switch o := out.(type) {
 	case *attestors.Challenge:
-		return r.challenge(o)
+		return r.challenge(ctx, o)
 	case *attestors.Pending:
 		if o.Would == nil {
 			return nil, failure(r.ask, errors.New("a Pending without what approval would admit"))
@@ -191,14 +191,12 @@ func (r *round) findToken(ctx context.Context, id string) (*token, error) {
 }
 
 // challenge answers a first round that writes no row.
-func (r *round) challenge(c *attestors.Challenge) (*wire.Answer, error) {
+func (r *round) challenge(ctx context.Context, c *attestors.Challenge) (*wire.Answer, error) {
 	state, err := r.cfg.Keys.SealState(challengePurpose, stateAAD(r.ask), c.State)
 	if err != nil {
-		return nil, fmt.Errorf("seal the state of a challenge: %w", err)
+		return nil, unavailable(fmt.Errorf("seal the state of a challenge: %w", err))
 	}
-	// Any replica may finish the join, since nothing of this round is kept.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
+	// Nothing of this round is kept: any replica may finish the join.
 	r.tx.rollback(ctx)
 	a := r.answer(wire.OutcomeChallenge)
 	a.Attestor, a.Challenge, a.State = r.attestor.ID(), wire.EncodeBase64(c.Data), wire.EncodeBase64(state)

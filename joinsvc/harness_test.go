@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
@@ -370,3 +371,8 @@ func sum(b []byte) []byte {
 	h := sha256.Sum256(b)
 	return h[:]
 }
+
+func (m *machine) csrSum() []byte { return sum(m.csr) }
+
+// csrLock is the key of the advisory lock on the machine's CSR.
+func (m *machine) csrLock() int64 { return int64(binary.BigEndian.Uint64(m.csrSum()[:8])) }

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	probeEvery = 250 * time.Millisecond
+	probeEvery = 200 * time.Millisecond
 	// probeTimeout with probeEvery keeps every answer to a dead database within a second.
-	probeTimeout = 500 * time.Millisecond
+	probeTimeout = 400 * time.Millisecond
 )
 
 // health watches whether the database answers, so that joins fail at once while

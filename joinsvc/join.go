@@ -171,6 +171,8 @@ func (s *Service) verify(ctx context.Context, a *ask, jc *attestors.JoinContext)
 			out, err = nil, panicError(a, p)
 		}
 	}()
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
 	out, err = a.attestor.Verify(ctx, a.evidence(), jc)
 	if refusal, ok := attestors.AsRefusal(err); ok {
 		return nil, a.refuse(refusal)

@@ -137,6 +137,8 @@ func New(cfg Config) (*Service, error) {
 const (
 	// prepareTimeout bounds an attestor's I/O, before any transaction.
 	prepareTimeout = 5 * time.Second
+	// verifyTimeout bounds a verifier, which does SQL and computation only.
+	verifyTimeout = 3 * time.Second
 	// acquireTimeout bounds the wait for a connection.
 	acquireTimeout = 3 * time.Second
 	// attemptTimeout bounds one transaction; the database's own timeouts (lock 2 s,
