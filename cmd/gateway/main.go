@@ -16,6 +16,9 @@ import (
 	"time"
 
 	proxyproto "github.com/pires/go-proxyproto"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/better-compute/join-operator/joinsvc/gateway"
 )
@@ -68,11 +71,22 @@ func run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	_ = metrics
-	handler := gateway.New(gateway.Config{
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	handler, err := gateway.New(gateway.Config{
 		Upstreams: ups, Refusals: gateway.NewLimiter(*burst, *rate), Requests: gateway.NewLimiter(*pollBurst, *pollRate),
-		TrustedHops: *hops, MaxInFlight: *inFlight, Logger: log,
+		TrustedHops: *hops, MaxInFlight: *inFlight, Metrics: registry, Logger: log,
 	})
+	if err != nil {
+		return err
+	}
+	if *metrics != "" {
+		stop, err := serveMetrics(*metrics, registry, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	l, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return err
@@ -97,6 +111,23 @@ func run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	return nil
+}
+
+// serveMetrics serves /metrics on an address of its own, which machines do not reach.
+func serveMetrics(address string, registry *prometheus.Registry, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	go func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("metrics are not served any more", "error", err)
+		}
+	}()
+	return func() { _ = server.Close() }, nil
 }
 
 func proxyListener(l net.Listener, cidrs []string) (net.Listener, error) {

@@ -6,6 +6,9 @@ const (
 	refused = 4
 )
 
+// forbidden is the exit code of kubectl approve for who lacks a right.
+const forbidden = 3
+
 // story is what the demo shows.
 func story() []step {
 	return []step{
@@ -89,7 +92,7 @@ echo $! >machine-3.pid
 			explain: "Bob may edit the request, but not approve it.",
 			as:      "bob",
 			script:  `kubectl approve jr --all --yes -n factory`,
-			exit:    1,
+			exit:    forbidden,
 			shows:   []string{"approve", "gpu"},
 		},
 		{

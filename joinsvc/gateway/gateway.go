@@ -6,6 +6,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"io"
@@ -17,12 +18,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/better-compute/join-operator/api/wire"
 )
 
-// SourceHeader tells the join service the machine's address. The gateway always
-// overwrites it.
-const SourceHeader = "X-Join-Source"
+// sourceHeader tells the join service the machine's address, and idHeader what to
+// call the request in its log. The gateway always overwrites both.
+const (
+	sourceHeader = "X-Forwarded-For"
+	idHeader     = "X-Request-Id"
+)
 
 // Config of a gateway's handler.
 type Config struct {
@@ -31,20 +37,39 @@ type Config struct {
 	Requests    *Limiter // spent by renewals and polls
 	TrustedHops int
 	MaxInFlight int
+	Metrics     prometheus.Registerer
 	Logger      *slog.Logger
 }
 
 type handler struct {
 	Config
 	inFlight chan struct{}
+	answers  *prometheus.CounterVec
+	took     prometheus.Histogram
 }
 
 // New makes the handler that machines talk to.
-func New(c Config) http.Handler {
-	return &handler{Config: c, inFlight: make(chan struct{}, c.MaxInFlight)}
+func New(c Config) (http.Handler, error) {
+	h := &handler{
+		Config: c, inFlight: make(chan struct{}, c.MaxInFlight),
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "join_gateway_answers_total", Help: "Answers to machines, by endpoint and status.",
+		}, []string{"endpoint", "status"}),
+		took: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "join_gateway_relay_seconds", Help: "Time from a request's last byte to its answer.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}),
+	}
+	for _, m := range []prometheus.Collector{h.answers, h.took} {
+		if err := c.Metrics.Register(m); err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
 }
 
+// route is one endpoint of the protocol; name is its metric label.
 type route struct {
+	name   string
 	method string
 	budget bool // renewals, polls and what is public have a budget of their own
 }
@@ -52,20 +77,43 @@ type route struct {
 func routeOf(path string) (route, bool) {
 	switch path {
 	case wire.PathJoin:
-		return route{http.MethodPost, false}, true
+		return route{"join", http.MethodPost, false}, true
 	case wire.PathRenew, wire.PathConfirm, wire.PathCommands:
-		return route{http.MethodPost, true}, true
-	case wire.PathBundle, wire.PathRotations, wire.PathCRL, "/healthz", "/readyz":
-		return route{http.MethodGet, true}, true
+		return route{strings.TrimPrefix(path, "/v1/"), http.MethodPost, true}, true
+	case wire.PathBundle, wire.PathRotations:
+		return route{"bundle", http.MethodGet, true}, true
+	case wire.PathCRL:
+		return route{"crl", http.MethodGet, true}, true
+	case "/healthz", "/readyz":
+		return route{"health", http.MethodGet, true}, true
 	}
 	if rest, ok := strings.CutPrefix(path, wire.PathCRL+"/"); ok && !strings.Contains(rest, "/") {
-		return route{http.MethodGet, true}, true
+		return route{"crl", http.MethodGet, true}, true
 	}
-	return route{}, false
+	return route{name: "none"}, false
 }
 
+// ServeHTTP counts every answer, also those that never reach the service.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rt, ok := routeOf(r.URL.Path)
+	c := &counted{ResponseWriter: w, status: http.StatusOK}
+	defer func() { h.answers.WithLabelValues(rt.name, strconv.Itoa(c.status)).Inc() }()
+	h.serve(c, r, rt, ok)
+}
+
+type counted struct {
+	http.ResponseWriter
+	status int
+}
+
+func (c *counted) WriteHeader(status int) {
+	c.status = status
+	c.ResponseWriter.WriteHeader(status)
+}
+
+func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+func (h *handler) serve(w http.ResponseWriter, r *http.Request, rt route, ok bool) {
 	if !ok {
 		problem(w, wire.NotFound, 0)
 		return
@@ -113,23 +161,26 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) relay(w http.ResponseWriter, r *http.Request, source netip.Addr, body []byte) {
+	id, began := rand.Text(), time.Now()
 	resp, err := h.Upstreams.Do(r.Context(), func(ctx context.Context, base string) (*http.Request, error) {
 		req, err := http.NewRequestWithContext(ctx, r.Method, base+r.URL.RequestURI(), bytes.NewReader(body))
 		if err != nil {
 			return nil, err
 		}
 		req.Header.Set("Content-Type", wire.MediaTypeJSON)
-		req.Header.Set(SourceHeader, source.String())
+		req.Header.Set(sourceHeader, source.String())
+		req.Header.Set(idHeader, id)
 		return req, nil
 	})
 	if err != nil {
 		if r.Context().Err() == nil {
-			h.Logger.WarnContext(r.Context(), "no replica answered", "path", r.URL.Path, "error", err)
+			h.Logger.WarnContext(r.Context(), "no replica answered", "request", id, "path", r.URL.Path, "error", err)
 		}
 		problem(w, wire.Unavailable, 2*time.Second)
 		return
 	}
 	defer resp.Body.Close()
+	h.took.Observe(time.Since(began).Seconds())
 	if resp.StatusCode == http.StatusForbidden {
 		h.Refusals.Spend(source)
 	}
