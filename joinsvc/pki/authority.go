@@ -79,6 +79,9 @@ func (a *Authority) Load(snapshot secrets.Snapshot) {
 			i = before
 		} else if before == nil || before.sha256 != i.sha256 {
 			a.log.Info("loaded a node CA", "secret", name, "notAfter", i.cert.NotAfter, "ski", fmt.Sprintf("%x", i.cert.SubjectKeyId))
+			if !i.signsLists() {
+				a.log.Error("a node CA may not sign revocation lists: give its Certificate the usages \"cert sign\" and \"crl sign\"", "secret", name)
+			}
 		}
 		next.issuers = append(next.issuers, i)
 	}
@@ -134,8 +137,6 @@ func load(name string, number uint64, data map[string][]byte) (*issuer, error) {
 		return nil, errors.New("its certificate is no CA's")
 	case cert.KeyUsage&x509.KeyUsageCertSign == 0:
 		return nil, errors.New("its certificate may not sign certificates (usage \"cert sign\")")
-	case cert.KeyUsage&x509.KeyUsageCRLSign == 0:
-		return nil, errors.New("its certificate may not sign revocation lists (usage \"crl sign\")")
 	case len(cert.SubjectKeyId) == 0:
 		return nil, errors.New("its certificate has no subject key identifier")
 	}
@@ -162,6 +163,10 @@ func (s *set) signing(now time.Time) *issuer {
 	}
 	return nil
 }
+
+// signsLists reports whether the CA may sign revocation lists. One that may not
+// still issues: that nobody joins would be worse.
+func (i *issuer) signsLists() bool { return i.cert.KeyUsage&x509.KeyUsageCRLSign != 0 }
 
 func (i *issuer) valid(now time.Time) bool {
 	return !now.Before(i.cert.NotBefore) && now.Before(i.cert.NotAfter)

@@ -70,7 +70,7 @@ func (k *Keeper) signLists(ctx context.Context, loaded *set) error {
 		return nil
 	}
 	for _, i := range loaded.keys() {
-		if !i.valid(now) {
+		if !i.valid(now) || !i.signsLists() {
 			continue
 		}
 		if err := k.signList(ctx, tx, i, now); err != nil {
