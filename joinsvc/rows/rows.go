@@ -35,6 +35,9 @@ const reader = 1
 // too old to read.
 var ErrTooOld = errors.New("the database's schema is newer than this release can read")
 
+// ErrForgetful is returned where the database may lose what it committed.
+var ErrForgetful = errors.New("the database runs with synchronous_commit=off: a commit could be forgotten after its certificate was given out")
+
 // Migrate brings the schema up to this release. It logs in as the manager and
 // assumes the schema's owner for the migration alone; an advisory lock keeps
 // several managers from doing it at once.
@@ -105,7 +108,7 @@ func Compatible(ctx context.Context, pool *pgxpool.Pool) error {
 	case min > reader:
 		return fmt.Errorf("%w: it wants a reader of version %d, this is %d", ErrTooOld, min, reader)
 	case sync == "off":
-		return errors.New("the database runs with synchronous_commit=off: a commit could be forgotten after its certificate was given out")
+		return ErrForgetful
 	}
 	return nil
 }
