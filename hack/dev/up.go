@@ -44,10 +44,14 @@ func (s *system) up(ctx context.Context) error {
 	}
 	// before is what must be done when all processes listed earlier are ready.
 	before := map[string]func(context.Context) error{
-		"kubelet":   s.install,
-		"manager":   s.prepareDatabase,
-		"joinsvc-1": s.rotateKeys,
+		"kubelet": s.install,
+		"manager": s.prepareDatabase,
+		// Replicas want keys, and the bundle wants the CAs that replicas loaded.
+		"joinsvc-1": func(ctx context.Context) error { return s.rotateKeys(ctx, "--keys-only") },
 		"gateway": func(ctx context.Context) error {
+			if err := s.rotateKeys(ctx); err != nil {
+				return err
+			}
 			s.say("the gateway's limits per address are raised here, for load tools: %s", strings.Join(raisedLimits, " "))
 			return nil
 		},
@@ -193,12 +197,13 @@ func (s *system) filesWritten() error {
 }
 
 // rotateKeys runs the keys job once, as its CronJob does.
-func (s *system) rotateKeys(ctx context.Context) error {
+func (s *system) rotateKeys(ctx context.Context, flags ...string) error {
 	begun := time.Now()
-	cmd := exec.CommandContext(ctx, filepath.Join(s.root, ".bin", "keys"), "rotate",
+	args := append([]string{"rotate",
 		"--kubeconfig", s.kubeconfig("join-keys"), "--database-url-file", s.databaseFile("join_keys"),
 		"--keys-namespace", keysNamespace, "--trust-namespace", trustNamespace,
-		"--tls-ca-file", s.path("mounts", "tls-ca", "ca.crt"), "--endpoint", s.endpoint(), "--trust-domain", trustDomain)
+		"--tls-ca-file", s.path("mounts", "tls-ca", "ca.crt"), "--endpoint", s.endpoint(), "--trust-domain", trustDomain}, flags...)
+	cmd := exec.CommandContext(ctx, filepath.Join(s.root, ".bin", "keys"), args...)
 	log, err := os.OpenFile(s.path("log", "keys.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
