@@ -18,6 +18,8 @@ const (
 	flushEvery = 5 * time.Second
 	// flushTimeout bounds the last writing when a replica ends.
 	flushTimeout = 3 * time.Second
+	// statementTimeout bounds one statement of the background.
+	statementTimeout = 5 * time.Second
 	// notifyEvery bounds a replica's notifications: commits in between share one.
 	notifyEvery = 50 * time.Millisecond
 )
@@ -39,29 +41,28 @@ func (s *Service) flush(ctx context.Context) error {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
 	for {
-		if err := s.waiting.refresh(ctx, s.db); err != nil {
-			s.failed(ctx, "count the machines that wait", err)
-		}
-		if err := s.seen.write(ctx, s.db); err != nil {
-			s.failed(ctx, "note which machines still ask", err)
-		}
+		s.inBackground(ctx, "count the machines that wait", func(ctx context.Context) error { return s.waiting.refresh(ctx, s.db) })
+		s.inBackground(ctx, "note which machines still ask", func(ctx context.Context) error { return s.seen.write(ctx, s.db) })
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 			defer cancel()
-			if err := s.seen.write(last, s.db); err != nil {
-				s.failed(last, "note which machines still ask", err)
-			}
+			s.inBackground(last, "note which machines still ask", func(ctx context.Context) error { return s.seen.write(ctx, s.db) })
 			return nil
 		}
 	}
 }
 
-// failed logs what is tried again by itself.
-func (s *Service) failed(ctx context.Context, what string, err error) {
-	if ctx.Err() == nil {
-		s.log.WarnContext(ctx, "could not "+what+"; trying again", "error", err)
+// inBackground runs a statement whose failure is logged and made good by the next one.
+func (s *Service) inBackground(ctx context.Context, what string, f func(context.Context) error) {
+	if s.health.err() != nil {
+		return
+	}
+	short, cancel := s.health.context(ctx, statementTimeout)
+	defer cancel()
+	if err := f(short); err != nil && ctx.Err() == nil {
+		s.log.WarnContext(ctx, "could not "+what, "error", err)
 	}
 }
 
@@ -147,10 +148,10 @@ func (n *notifier) run(ctx context.Context, s *Service) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if _, err := s.db.Exec(ctx, `SELECT pg_notify($1, '')`, Channel); err != nil {
-			// The controllers look for themselves every few seconds.
-			s.failed(ctx, "notify the controllers", err)
-		}
+		s.inBackground(ctx, "notify the controllers, who look for themselves every few seconds", func(ctx context.Context) error {
+			_, err := s.db.Exec(ctx, `SELECT pg_notify($1, '')`, Channel)
+			return err
+		})
 		select {
 		case <-time.After(notifyEvery):
 		case <-ctx.Done():

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // refusedEvent is the data of security.join.refused: hashes, never evidence.
@@ -145,9 +147,15 @@ func (l *refusalLog) write(ctx context.Context, s *Service, r *RefusedJoin) {
 		s.metrics.dropped.Inc()
 		return
 	}
-	if err := l.record(ctx, s, r); err != nil {
+	recorded := false
+	s.inBackground(ctx, "record a refusal", func(ctx context.Context) error {
+		err := l.record(ctx, s, r)
+		recorded = err == nil
+		return err
+	})
+	if !recorded {
 		l.drop(r.key())
-		s.failed(ctx, "record a refusal", err)
+		s.metrics.dropped.Inc()
 	}
 }
 
@@ -205,10 +213,14 @@ func (l *refusalLog) writeDropped(ctx context.Context, s *Service) {
 		}
 	}
 	l.mu.Unlock()
-	for k, n := range counts {
-		if _, err := s.db.Exec(ctx, dropRefusalsSQL, k.attestor, k.reason, n); err != nil {
-			s.failed(ctx, "count the refusals that were not recorded", err)
-			return
-		}
+	if len(counts) == 0 {
+		return
 	}
+	s.inBackground(ctx, "count the refusals that were not recorded", func(ctx context.Context) error {
+		var b pgx.Batch
+		for k, n := range counts {
+			b.Queue(dropRefusalsSQL, k.attestor, k.reason, n)
+		}
+		return s.db.SendBatch(ctx, &b).Close()
+	})
 }
