@@ -26,8 +26,10 @@ type FleetNode struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what an administrator wants of the node.
+	// spec is what an administrator wants of the node. Its default keeps it there,
+	// so that its rules cannot be walked around by leaving it out.
 	// +optional
+	// +kubebuilder:default={}
 	Spec FleetNodeSpec `json:"spec,omitzero"`
 	// status is the node's row.
 	// +optional
@@ -36,7 +38,7 @@ type FleetNode struct {
 
 // FleetNodeSpec is what an administrator may change.
 //
-// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.retired) && oldSelf.retired) || (has(self.retired) && self.retired)",message="spec.retired is final: delete the node and let the machine join anew"
+// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.retired) && oldSelf.retired) || (has(self.retired) && self.retired)",message="spec.retired is final: delete the node and let the machine join anew",fieldPath=".retired"
 type FleetNodeSpec struct {
 	// retired takes the node out of the fleet: its certificates are revoked and
 	// the same machine's next join waits for a person.
@@ -44,11 +46,15 @@ type FleetNodeSpec struct {
 	Retired bool `json:"retired,omitempty"`
 	// pool moves the node to another pool of the tenant.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Pool string `json:"pool,omitempty"`
 	// site says where the node stands now.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Site string `json:"site,omitempty"`
 }
 

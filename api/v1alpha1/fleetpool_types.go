@@ -36,11 +36,15 @@ type FleetPoolSpec struct {
 	// certificateLifetime of its nodes, from 1h to 720h.
 	// +optional
 	// +kubebuilder:default="168h"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h') && duration(self) <= duration('720h')",message="spec.certificateLifetime must be from 1h to 720h"
 	CertificateLifetime *metav1.Duration `json:"certificateLifetime,omitempty"`
 	// ramdiskLifetime is that of a ramdisk's certificate, at most 168h.
 	// +optional
 	// +kubebuilder:default="24h"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m') && duration(self) <= duration('168h')",message="spec.ramdiskLifetime must be from 5m to 168h"
 	RamdiskLifetime *metav1.Duration `json:"ramdiskLifetime,omitempty"`
 	// onConflict says what happens when two machines hold one identity: Hold lets

@@ -37,8 +37,18 @@ type JoinRequest struct {
 
 // JoinRequestSpec is what was asked and, in decision, what a person decided.
 //
+// The rules of single fields do not run where a field appears or disappears, so
+// the rules here say that none does.
+//
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.decision)",optionalOldSelf=true,message="spec.decision cannot be given at creation: create the request undecided, then run kubectl approve or kubectl reject",fieldPath=".decision"
 // +kubebuilder:validation:XValidation:rule="!oldSelf.hasValue() || !has(oldSelf.value().decision) || (has(self.decision) && self.decision == oldSelf.value().decision)",optionalOldSelf=true,message="spec.decision is final: it can be neither changed nor removed",fieldPath=".decision"
+// +kubebuilder:validation:XValidation:rule="has(self.attestorVersion) == has(oldSelf.attestorVersion)",message="spec.attestorVersion is immutable: it can be neither added nor removed",fieldPath=".attestorVersion"
+// +kubebuilder:validation:XValidation:rule="has(self.pool) == has(oldSelf.pool)",message="spec.pool is immutable: it can be neither added nor removed",fieldPath=".pool"
+// +kubebuilder:validation:XValidation:rule="has(self.site) == has(oldSelf.site)",message="spec.site is immutable: it can be neither added nor removed",fieldPath=".site"
+// +kubebuilder:validation:XValidation:rule="has(self.nodeName) == has(oldSelf.nodeName)",message="spec.nodeName is immutable: it can be neither added nor removed",fieldPath=".nodeName"
+// +kubebuilder:validation:XValidation:rule="has(self.hardwareKeySHA256) == has(oldSelf.hardwareKeySHA256)",message="spec.hardwareKeySHA256 is immutable: it can be neither added nor removed",fieldPath=".hardwareKeySHA256"
+// +kubebuilder:validation:XValidation:rule="has(self.claims) == has(oldSelf.claims)",message="spec.claims is immutable: it can be neither added nor removed",fieldPath=".claims"
+// +kubebuilder:validation:XValidation:rule="has(self.facts) == has(oldSelf.facts)",message="spec.facts is immutable: it can be neither added nor removed",fieldPath=".facts"
 type JoinRequestSpec struct {
 	JoinRequestAsk `json:",inline"`
 
@@ -54,66 +64,77 @@ type JoinRequestAsk struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.attestor is immutable"
+	// +kubebuilder:validation:Pattern=`^[a-z0-9-]+$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.attestor is immutable: a machine that asks for something else makes a request of its own"
 	Attestor string `json:"attestor"`
 	// attestorVersion is the verifier's version.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.attestorVersion is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.attestorVersion is immutable: a machine that asks for something else makes a request of its own"
 	AttestorVersion string `json:"attestorVersion,omitempty"`
 	// role is what the machine asks to be.
 	// +required
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.role is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.role is immutable: a machine that asks for something else makes a request of its own"
 	Role Role `json:"role"`
 	// pool is where the machine would go. Whoever may approve it holds the verb
 	// approve on the fleetpool of this name.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.pool is immutable"
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.pool is immutable: a machine that asks for something else makes a request of its own"
 	Pool string `json:"pool,omitempty"`
 	// site is where the machine stands.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.site is immutable"
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.site is immutable: a machine that asks for something else makes a request of its own"
 	Site string `json:"site,omitempty"`
 	// nodeName is the node that would be reclaimed.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.nodeName is immutable"
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.nodeName is immutable: a machine that asks for something else makes a request of its own"
 	NodeName string `json:"nodeName,omitempty"`
 	// csrSHA256 is the hash of the machine's certificate request, in hexadecimal.
 	// +required
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.csrSHA256 is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.csrSHA256 is immutable: a machine that asks for something else makes a request of its own"
 	CSRSHA256 string `json:"csrSHA256"`
 	// publicKeySHA256 is the hash of the key in it (SubjectPublicKeyInfo); the
 	// machine prints it in `bcd status`, so that a person can compare.
 	// +required
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.publicKeySHA256 is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.publicKeySHA256 is immutable: a machine that asks for something else makes a request of its own"
 	PublicKeySHA256 string `json:"publicKeySHA256"`
 	// subjectSHA256 is the hash of what the attestor says is joining.
 	// +required
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.subjectSHA256 is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.subjectSHA256 is immutable: a machine that asks for something else makes a request of its own"
 	SubjectSHA256 string `json:"subjectSHA256"`
 	// hardwareKeySHA256 is the hash of a hardware key that was proved.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.hardwareKeySHA256 is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.hardwareKeySHA256 is immutable: a machine that asks for something else makes a request of its own"
 	HardwareKeySHA256 string `json:"hardwareKeySHA256,omitempty"`
 	// claims is what the machine says of itself. Nobody proved any of it.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.claims is immutable"
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^[!-~]{1,64}$'))",message="names of claims are 1 to 64 printable ASCII characters without spaces"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.claims is immutable: a machine that asks for something else makes a request of its own"
 	Claims map[string]PrintableValue `json:"claims,omitempty"`
 	// facts is what the attestor proved, in digests and labels.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=32
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.facts is immutable"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^[!-~]{1,64}$'))",message="names of facts are 1 to 64 printable ASCII characters without spaces"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.facts is immutable: a machine that asks for something else makes a request of its own"
 	Facts map[string]PrintableValue `json:"facts,omitempty"`
 }
 
@@ -135,6 +156,8 @@ const (
 )
 
 // Decision is who decided what.
+//
+// +kubebuilder:validation:XValidation:rule="self.verdict == 'Approved' || (!has(self.pool) && !has(self.tenant))",message="spec.decision.pool and spec.decision.tenant are for approvals: a rejection is about what was asked"
 type Decision struct {
 	// verdict is Approved or Rejected.
 	// +required
@@ -143,18 +166,23 @@ type Decision struct {
 	// admission policy refuses anything else.
 	// +required
 	DecidedBy UserInfo `json:"decidedBy"`
-	// message is for people.
+	// message is for people: at most 1024 characters, in one line.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^[^\p{Cc}]*$`
 	Message string `json:"message,omitempty"`
 	// pool approves into another pool of the tenant.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Pool string `json:"pool,omitempty"`
 	// tenant claims an unassigned machine, one that waits in the operator's own
 	// namespace, for a tenant.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Tenant string `json:"tenant,omitempty"`
 }
 

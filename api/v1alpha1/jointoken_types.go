@@ -34,10 +34,15 @@ type JoinToken struct {
 
 // JoinTokenSpec is what a token admits. Only uses may grow and the expiry move.
 //
+// The rules of single fields do not run where a field appears or disappears, so
+// the rules here say that none does.
+//
 // +kubebuilder:validation:XValidation:rule="!(has(self.expiresAt) && has(self.ttl))",message="give spec.expiresAt or spec.ttl, not both"
 // +kubebuilder:validation:XValidation:rule="has(self.tokenID) == has(self.secretSHA256)",message="spec.tokenID and spec.secretSHA256 come together"
-// +kubebuilder:validation:XValidation:rule="has(self.tokenID) == has(oldSelf.tokenID)",message="spec.tokenID and spec.secretSHA256 are immutable"
-// +kubebuilder:validation:XValidation:rule="has(self.site) == has(oldSelf.site) && has(self.expect) == has(oldSelf.expect)",message="spec.site and spec.expect are immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.tokenID) == has(oldSelf.tokenID)",message="spec.tokenID and spec.secretSHA256 are immutable, also where they were left out: make another JoinToken",fieldPath=".tokenID"
+// +kubebuilder:validation:XValidation:rule="has(self.site) == has(oldSelf.site)",message="spec.site is immutable, also where it was left out: make another JoinToken",fieldPath=".site"
+// +kubebuilder:validation:XValidation:rule="has(self.expect) == has(oldSelf.expect)",message="spec.expect is immutable, also where it was left out: make another JoinToken",fieldPath=".expect"
+// +kubebuilder:validation:XValidation:rule="(has(self.allowReclaim) && self.allowReclaim) == (has(oldSelf.allowReclaim) && oldSelf.allowReclaim)",message="spec.allowReclaim is immutable: make another JoinToken",fieldPath=".allowReclaim"
 type JoinTokenSpec struct {
 	// role of the machines that the token admits.
 	// +optional
@@ -64,12 +69,19 @@ type JoinTokenSpec struct {
 	// +kubebuilder:validation:Maximum=1000000
 	// +kubebuilder:validation:XValidation:rule="self >= oldSelf",message="spec.uses may grow, not shrink: delete the JoinToken to revoke it"
 	Uses int32 `json:"uses,omitempty"`
-	// expiresAt is when the token stops admitting machines. It may move.
+	// expiresAt is when the token stops admitting machines, as RFC 3339 has it:
+	// 2030-01-31T12:00:00Z. It may move.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:MaxLength=35
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$`
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
-	// ttl is the same, counted from the object's creation.
+	// ttl is the same, counted from the object's creation: 24h, or 1h30m.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="spec.ttl must be positive"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="spec.ttl must be positive, for instance 24h"
 	TTL *metav1.Duration `json:"ttl,omitempty"`
 	// expect binds the token to one machine.
 	// +optional
@@ -78,19 +90,20 @@ type JoinTokenSpec struct {
 	// allowReclaim lets the token admit a machine whose hardware key is enrolled
 	// already, as the node that it was.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.allowReclaim is immutable: make another JoinToken"
 	AllowReclaim bool `json:"allowReclaim,omitempty"`
 	// tokenID and secretSHA256 bring a token whose secret lives elsewhere; no
 	// Secret is made then. tokenID is 12 characters of a-z and 2-7.
 	// +optional
+	// +kubebuilder:validation:MaxLength=12
 	// +kubebuilder:validation:Pattern=`^[a-z2-7]{12}$`
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.tokenID is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.tokenID is immutable: make another JoinToken"
 	TokenID string `json:"tokenID,omitempty"`
 	// secretSHA256 is SHA-256 over "bcjt/v1" NUL namespace NUL tokenID NUL
 	// secret, in hexadecimal: a hash copied into another tenant opens nothing.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.secretSHA256 is immutable"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.secretSHA256 is immutable: make another JoinToken"
 	SecretSHA256 string `json:"secretSHA256,omitempty"`
 }
 
@@ -101,19 +114,26 @@ type JoinTokenSpec struct {
 type TokenExpectation struct {
 	// productUUID in any spelling that firmware uses.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[ -~]*$`
 	ProductUUID string `json:"productUUID,omitempty"`
 	// serialNumber of the machine.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[ -~]*$`
 	SerialNumber string `json:"serialNumber,omitempty"`
 	// macAddress that one of its interfaces has.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[ -~]*$`
 	MACAddress string `json:"macAddress,omitempty"`
 	// hardwareKeySHA256 is satisfied by proof only: by an attestor, or by the
 	// certificate request's own key.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	HardwareKeySHA256 string `json:"hardwareKeySHA256,omitempty"`
 }

@@ -7,7 +7,7 @@ const (
 	TenantLabel      = "join.better-compute.dev/tenant"
 	TenantLabelValue = "true"
 
-	// ConfirmAnnotation on a namespace lets a held burst of deletions or
+	// BrakeAnnotation on a namespace lets a held burst of deletions or
 	// retirements go on ("confirm") or drops it ("cancel").
 	BrakeAnnotation = "join.better-compute.dev/held-deletions"
 
