@@ -114,7 +114,7 @@ echo $! >machine-3.pid
 		{
 			as: "alice",
 			script: awaitOutput(`kubectl get -n factory jr`, "AwaitingDecision") + `
-kubectl reject -n factory --yes --wait --message "not ours" $(kubectl get jr -n factory --no-headers | awk '/AwaitingDecision/ {print $1}')`,
+kubectl reject joinrequest -n factory --yes --wait --message "not ours" $(kubectl get jr -n factory --no-headers | awk '/AwaitingDecision/ {print $1}')`,
 			shows: []string{"rejected"},
 		},
 		{

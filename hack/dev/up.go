@@ -217,28 +217,54 @@ func (s *system) rotateKeys(ctx context.Context, flags ...string) error {
 	return nil
 }
 
-// writeEnv writes what people and tools source.
-func (s *system) writeEnv(ctx context.Context) error {
+// bundle is the join bundle as the gateway serves it, once the replicas behind it
+// have noticed the one that the keys job made.
+func (s *system) bundle(ctx context.Context) ([]byte, error) {
 	hc, err := s.machine()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer hc.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.endpoint()+"/v1/bundle", nil)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		b, err := fetch(ctx, hc, s.endpoint()+"/v1/bundle")
+		if err == nil {
+			return b, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func fetch(ctx context.Context, hc *http.Client, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	resp, err := hc.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	bundle, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("/v1/bundle answers %s", resp.Status)
+		return nil, fmt.Errorf("%s answers %s", url, resp.Status)
+	}
+	return b, nil
+}
+
+// writeEnv writes what people and tools source.
+func (s *system) writeEnv(ctx context.Context) error {
+	bundle, err := s.bundle(ctx)
+	if err != nil {
+		return err
 	}
 	ca, err := os.ReadFile(s.path("mounts", "join-gateway-serving", "ca.crt"))
 	if err != nil {
