@@ -32,7 +32,7 @@ const (
 
 	// The fingerprint of a list can be had from its rows and from its entries: their
 	// count, and the last 64 bits of all serials XORed.
-	crlFingerprintSQL = `SELECT count(*), coalesce(bit_xor(('x' || right(lpad(encode(serial, 'hex'), 16, '0'), 16))::bit(64)::bigint), 0)
+	crlFingerprintSQL = `SELECT count(*), coalesce(bit_xor(('x' || right(repeat('0', 16) || encode(serial, 'hex'), 16))::bit(64)::bigint), 0)
 	  FROM node_certs WHERE issuer_ski = $1 AND revoked_at IS NOT NULL AND not_after > $2`
 
 	crlEntriesSQL = `SELECT serial, revoked_at, revocation
