@@ -81,6 +81,7 @@ func NewKey(a Algorithm, now time.Time) (Key, error) {
 		if _, err := rand.Read(k.Private); err != nil {
 			return Key{}, err
 		}
+	default: // derivedID says that it is unknown
 	}
 	var err error
 	k.KeyID, err = k.derivedID()
