@@ -27,7 +27,7 @@ func addControllers(mgr ctrl.Manager, db *pgxpool.Pool, o options, log *slog.Log
 	if err != nil {
 		return fmt.Errorf("client without a cache: %w", err)
 	}
-	expected, err := expectedPolicies(o.systemNamespace)
+	expected, err := expectedPolicies(policies.Namespaces{System: o.systemNamespace, Keys: o.keysNamespace, Trust: o.trustNamespace})
 	if err != nil {
 		return err
 	}
@@ -70,9 +70,9 @@ func addControllers(mgr ctrl.Manager, db *pgxpool.Pool, o options, log *slog.Log
 }
 
 // expectedPolicies are the policies as they are installed with this release,
-// where the operator's namespace is the given one.
-func expectedPolicies(systemNamespace string) (guard.Expected, error) {
-	manifests, err := policies.Manifests(systemNamespace)
+// where the operator's namespaces have the given names.
+func expectedPolicies(n policies.Namespaces) (guard.Expected, error) {
+	manifests, err := policies.Manifests(n)
 	if err != nil {
 		return guard.Expected{}, err
 	}
