@@ -210,13 +210,12 @@ func (r *round) checkTenant(ctx context.Context, ad *admission) error {
 	case ad.token != nil && ad.token.Tenant == ad.Tenant && ad.token.Pool == ad.Pool:
 		ad.dest = ad.token.destination
 	default:
-		var d destinationScan
+		ad.dest = destination{}
 		var b pgx.Batch
 		b.Queue(destinationSQL, ad.Tenant, ad.Pool)
-		if err := r.tx.send(ctx, &b, func(rows pgx.Rows) error { return rows.Scan(d.fields()...) }); err != nil {
+		if err := r.tx.send(ctx, &b, func(rows pgx.Rows) error { return rows.Scan(ad.dest.fields()...) }); err != nil {
 			return err
 		}
-		ad.dest = d.value()
 	}
 	if ad.dest.tenantState != "active" {
 		state := ad.dest.tenantState

@@ -74,11 +74,8 @@ type round struct {
 	tx      *transaction
 	careful bool
 
-	// What the first statements found.
-	now      time.Time
-	answered *certificate
+	found
 	requests []*request
-	token    *token
 
 	// after is what is left to do once the transaction is committed.
 	after func()
@@ -115,25 +112,27 @@ func (r *round) run(ctx context.Context) (*wire.Answer, error) {
 	return nil, failure(r.ask, fmt.Errorf("an outcome of type %T", out))
 }
 
-// read takes the lock on the CSR and reads all that a token join needs.
+// read takes the lock on the CSR and reads all that a token join needs. A CSR that
+// waits costs a round trip more.
 func (r *round) read(ctx context.Context) error {
 	var b pgx.Batch
 	b.Queue("BEGIN")
 	b.Queue(lockCSRSQL, csrLock(r.csr.SHA256))
-	b.Queue(answeredSQL, r.csr.SHA256[:])
-	b.Queue(requestsSQL, r.csr.SHA256[:])
-	if r.tokenID != "" {
-		b.Queue(tokenSQL, r.tokenID)
+	b.Queue(readSQL, r.csr.SHA256[:], r.tokenID)
+	err := r.tx.begin(ctx, &b, nil, nil, func(rows pgx.Rows) (err error) {
+		r.found, err = scanFound(rows, r.tokenID)
+		return err
+	})
+	if err != nil || !r.waits {
+		return err
 	}
-	return r.tx.begin(ctx, &b, nil, nil,
-		func(rows pgx.Rows) (err error) { r.now, r.answered, err = scanAnswered(rows); return err },
-		func(rows pgx.Rows) error {
-			q, err := scanRequest(rows)
-			r.requests = append(r.requests, q)
-			return err
-		},
-		func(rows pgx.Rows) (err error) { r.token, err = scanToken(r.tokenID, rows); return err },
-	)
+	var q pgx.Batch
+	q.Queue(requestsSQL, r.csr.SHA256[:])
+	return r.tx.send(ctx, &q, func(rows pgx.Rows) error {
+		q, err := scanRequest(rows)
+		r.requests = append(r.requests, q)
+		return err
+	})
 }
 
 func (r *round) joinContext() *attestors.JoinContext {
@@ -183,11 +182,13 @@ func (r *round) findToken(ctx context.Context, id string) (*token, error) {
 	if id == r.tokenID {
 		return r.token, nil
 	}
-	var found *token
+	var ts tokenScan
 	var b pgx.Batch
 	b.Queue(tokenSQL, id)
-	err := r.tx.send(ctx, &b, func(rows pgx.Rows) (err error) { found, err = scanToken(id, rows); return err })
-	return found, err
+	if err := r.tx.send(ctx, &b, func(rows pgx.Rows) error { return rows.Scan(ts.fields()...) }); err != nil {
+		return nil, err
+	}
+	return ts.value(id)
 }
 
 // challenge answers a first round that writes no row.

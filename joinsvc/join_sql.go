@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
 	"github.com/better-compute/join-operator/attestors"
@@ -17,15 +18,32 @@ import (
 const (
 	lockCSRSQL = `SELECT pg_advisory_xact_lock($1)`
 
-	// Was this CSR answered before?
-	answeredSQL = `SELECT join_now(), c.serial IS NOT NULL, coalesce(c.node_id, ''), coalesce(c.role, ''), coalesce(c.attestor_type, ''),
-	  c.subject_sha256, coalesce(c.token_id, ''), c.der, c.allowed_kinds, c.not_after, c.first_seen_at, c.revoked_at IS NOT NULL,
+	// All that a token join has to know, in one row: was this CSR answered before,
+	// does it wait, and the token with the tenant and the pool that it leads to.
+	readSQL = `SELECT join_now(), c.serial IS NOT NULL, c.node_id, c.role, c.attestor_type, c.subject_sha256, c.token_id, c.der, c.allowed_kinds,
+	  c.not_after, c.first_seen_at, c.revoked_at IS NOT NULL,
 	  EXISTS (SELECT FROM node_certs newer WHERE newer.node_id = c.node_id AND newer.generation > c.generation),
-	  i.der, n.tenant, n.pool, n.site, n.state
+	  i.der, n.tenant, n.pool, n.site, n.state,
+	  EXISTS (SELECT FROM join_requests WHERE csr_sha256 = $1 AND ended IS NULL),
+	  t.id IS NOT NULL, ` + tokenColumns + `
 	FROM (VALUES (1)) AS one
 	LEFT JOIN node_certs c ON c.csr_sha256 = $1
 	LEFT JOIN nodes n ON n.id = c.node_id
-	LEFT JOIN issuers i ON i.cert_sha256 = c.issuer_sha256`
+	LEFT JOIN issuers i ON i.cert_sha256 = c.issuer_sha256
+	LEFT JOIN join_tokens t ON t.id = $2
+	LEFT JOIN tenants te ON te.name = t.tenant
+	LEFT JOIN pools p ON p.tenant = t.tenant AND p.name = t.pool`
+
+	tokenColumns = `t.tenant, t.name, t.secret_sha256, t.role, t.pool, t.site, t.expires_at, t.revoked_at, t.created_at, t.expect, coalesce(t.allow_reclaim, false),
+	  EXISTS (SELECT FROM join_token_slots s WHERE s.token_id = t.id AND s.uses_left > 0),
+	  te.state, p.name IS NOT NULL, coalesce(p.lifetime, '0'), coalesce(p.ramdisk_lifetime, '0'), coalesce(p.require_approval, false)`
+
+	// A token that an attestor asks for by itself.
+	tokenSQL = `SELECT true, ` + tokenColumns + `
+	FROM join_tokens t
+	LEFT JOIN tenants te ON te.name = t.tenant
+	LEFT JOIN pools p ON p.tenant = t.tenant AND p.name = t.pool
+	WHERE t.id = $1`
 
 	// The requests of this CSR that live: one for each attestor type and subject.
 	requestsSQL = `SELECT id, attestor_type, subject_sha256, role, namespace, coalesce(tenant, ''), pool, site, facts_sha256, spec_sha256,
@@ -33,17 +51,8 @@ const (
 	  coalesce(join_now() - decided_at, interval '0')
 	FROM join_requests WHERE csr_sha256 = $1 AND ended IS NULL`
 
-	// A token with the tenant and the pool that it leads to.
-	tokenSQL = `SELECT t.tenant, t.name, t.secret_sha256, t.role, t.pool, t.site, t.expires_at, t.revoked_at, t.created_at, t.expect, t.allow_reclaim,
-	  EXISTS (SELECT FROM join_token_slots s WHERE s.token_id = t.id AND s.uses_left > 0),
-	  coalesce(te.state, ''), p.lifetime, p.ramdisk_lifetime, p.require_approval
-	FROM join_tokens t
-	LEFT JOIN tenants te ON te.name = t.tenant
-	LEFT JOIN pools p ON p.tenant = t.tenant AND p.name = t.pool
-	WHERE t.id = $1`
-
 	// The same for a tenant and pool that no token named.
-	destinationSQL = `SELECT coalesce(te.state, ''), p.lifetime, p.ramdisk_lifetime, p.require_approval
+	destinationSQL = `SELECT te.state, p.name IS NOT NULL, coalesce(p.lifetime, '0'), coalesce(p.ramdisk_lifetime, '0'), coalesce(p.require_approval, false)
 	FROM (VALUES (1)) AS one
 	LEFT JOIN tenants te ON te.name = $1
 	LEFT JOIN pools p ON p.tenant = $1 AND p.name = $2`
@@ -126,6 +135,10 @@ const (
 // csrLock is the key of the advisory lock on a CSR.
 func csrLock(csr [32]byte) int64 { return int64(binary.BigEndian.Uint64(csr[:8])) }
 
+// text and moment scan a column that may be NULL, which is the zero value.
+func text(s *string) any      { return (*zeronull.Text)(s) }
+func moment(t *time.Time) any { return (*zeronull.Timestamptz)(t) }
+
 // certificate is the row of a CSR that was answered before.
 type certificate struct {
 	nodeID, role          string
@@ -141,22 +154,33 @@ type certificate struct {
 	tenant, pool, site, state string
 }
 
-// scanAnswered reads answeredSQL; the certificate is nil where there is none.
-func scanAnswered(rows pgx.Rows) (now time.Time, c *certificate, err error) {
-	var found bool
-	var row certificate
-	var notAfter, firstSeen *time.Time
-	var tenant, pool, site, state *string
-	err = rows.Scan(&now, &found, &row.nodeID, &row.role, &row.attestorType, &row.subject, &row.tokenID, &row.der, &row.allowedKinds,
-		&notAfter, &firstSeen, &row.revoked, &row.outdated, &row.issuer, &tenant, &pool, &site, &state)
-	if err != nil || !found {
-		return now, nil, err
+// found is what the first statement of a join found.
+type found struct {
+	now      time.Time
+	answered *certificate // nil where the CSR was never answered
+	waits    bool         // there are live requests of the CSR
+	token    *token       // nil where there is none
+}
+
+func scanFound(rows pgx.Rows, tokenID string) (found, error) {
+	var f found
+	var c certificate
+	var answered bool
+	var ts tokenScan
+	fields := append([]any{
+		&f.now, &answered, text(&c.nodeID), text(&c.role), text(&c.attestorType), &c.subject, text(&c.tokenID), &c.der, &c.allowedKinds,
+		moment(&c.notAfter), moment(&c.firstSeenAt), &c.revoked, &c.outdated, &c.issuer, text(&c.tenant), text(&c.pool), text(&c.site), text(&c.state),
+		&f.waits,
+	}, ts.fields()...)
+	if err := rows.Scan(fields...); err != nil {
+		return f, err
 	}
-	row.notAfter, row.firstSeenAt = *notAfter, *firstSeen
-	if state != nil {
-		row.tenant, row.pool, row.site, row.state = *tenant, *pool, *site, *state
+	if answered {
+		f.answered = &c
 	}
-	return now, &row, nil
+	var err error
+	f.token, err = ts.value(tokenID)
+	return f, err
 }
 
 // request is a row of join_requests that lives.
@@ -191,21 +215,8 @@ type destination struct {
 	requireApproval           bool
 }
 
-type destinationScan struct {
-	destination
-	lifetime, ramdiskLifetime *time.Duration
-	requireApproval           *bool
-}
-
-func (d *destinationScan) fields() []any {
-	return []any{&d.tenantState, &d.lifetime, &d.ramdiskLifetime, &d.requireApproval}
-}
-
-func (d *destinationScan) value() destination {
-	if d.lifetime == nil {
-		return destination{tenantState: d.tenantState}
-	}
-	return destination{d.tenantState, true, *d.lifetime, *d.ramdiskLifetime, *d.requireApproval}
+func (d *destination) fields() []any {
+	return []any{text(&d.tenantState), &d.poolExists, &d.lifetime, &d.ramdiskLifetime, &d.requireApproval}
 }
 
 // token is a join token with what it leads to.
@@ -215,30 +226,35 @@ type token struct {
 	destination destination
 }
 
-func scanToken(id string, rows pgx.Rows) (*token, error) {
-	t := token{TokenRow: attestors.TokenRow{ID: id}}
-	var secret, expect []byte
-	var expiresAt, revokedAt *time.Time
-	var d destinationScan
-	fields := []any{&t.Tenant, &t.Name, &secret, &t.Role, &t.Pool, &t.Site, &expiresAt, &revokedAt, &t.CreatedAt, &expect, &t.AllowReclaim, &t.usesLeft}
-	if err := rows.Scan(append(fields, d.fields()...)...); err != nil {
-		return nil, err
+// tokenScan reads tokenColumns after whether there is a token.
+type tokenScan struct {
+	token
+	exists         bool
+	secret, expect []byte
+}
+
+func (s *tokenScan) fields() []any {
+	t := &s.token
+	return append([]any{
+		&s.exists, text(&t.Tenant), text(&t.Name), &s.secret, text((*string)(&t.Role)), text(&t.Pool), text(&t.Site),
+		moment(&t.ExpiresAt), moment(&t.RevokedAt), moment(&t.CreatedAt), &s.expect, &t.AllowReclaim, &t.usesLeft,
+	}, t.destination.fields()...)
+}
+
+func (s *tokenScan) value(id string) (*token, error) {
+	if !s.exists {
+		return nil, nil
 	}
-	if copy(t.SecretSHA256[:], secret) != len(t.SecretSHA256) {
-		return nil, fmt.Errorf("token %s has a hash of %d bytes", id, len(secret))
+	t := s.token
+	t.ID = id
+	if copy(t.SecretSHA256[:], s.secret) != len(t.SecretSHA256) {
+		return nil, fmt.Errorf("token %s has a hash of %d bytes", id, len(s.secret))
 	}
-	if expiresAt != nil {
-		t.ExpiresAt = *expiresAt
-	}
-	if revokedAt != nil {
-		t.RevokedAt = *revokedAt
-	}
-	if expect != nil {
-		if err := json.Unmarshal(expect, &t.Expect); err != nil {
+	if s.expect != nil {
+		if err := json.Unmarshal(s.expect, &t.Expect); err != nil {
 			return nil, fmt.Errorf("what token %s expects: %w", id, err)
 		}
 	}
-	t.destination = d.value()
 	return &t, nil
 }
 
