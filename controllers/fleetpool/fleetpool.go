@@ -34,7 +34,7 @@ const (
 	// countsCoalesce is how coarse the counts of nodes are.
 	countsCoalesce = 5 * time.Second
 	// tenantWait is how soon to look again for a namespace that is no tenant yet.
-	tenantWait = 30 * time.Second
+	tenantWait = 2 * time.Second
 )
 
 // NodeObjects says whether the cluster holds as many FleetNodes as it may.

@@ -21,7 +21,7 @@ import (
 
 type options struct {
 	endpoint, tlsCA, bundle string
-	databaseURL             string
+	kubeconfig, databaseURL string
 	runDir                  string
 	namespace, pool         string
 	joins, concurrency      int
@@ -37,7 +37,8 @@ func main() {
 	flag.StringVar(&o.endpoint, "endpoint", os.Getenv("JOIN_ENDPOINT"), "the gateway's `URL`")
 	flag.StringVar(&o.tlsCA, "tls-ca", os.Getenv("JOIN_TLS_CA"), "PEM `file` of the CA of the gateway's certificate")
 	flag.StringVar(&o.bundle, "bundle", os.Getenv("JOIN_BUNDLE"), "join bundle, a JSON `file`")
-	flag.StringVar(&o.databaseURL, "database-url", os.Getenv("DATABASE_URL"), "an administrator's database `URL`, to make tokens with")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "an administrator's kubeconfig `file`, to make tokens with")
+	flag.StringVar(&o.databaseURL, "database-url", os.Getenv("DATABASE_URL"), "an administrator's database `URL`, to see when they are in force")
 	flag.StringVar(&o.runDir, "run-dir", ".dev/run", "`folder` of the dev system's pid files")
 	flag.StringVar(&o.namespace, "namespace", "load", "tenant `namespace` to join into; it must be one already")
 	flag.StringVar(&o.pool, "pool", "default", "`pool` to join into; it must exist")
@@ -65,7 +66,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	minter, err := openMinter(ctx, o.databaseURL)
+	minter, err := openMinter(ctx, o.kubeconfig, o.databaseURL)
 	if err != nil {
 		return err
 	}
@@ -104,6 +105,9 @@ func run(ctx context.Context, o options) error {
 			r.label = fmt.Sprintf("%d joins, %d tokens, %s", o.joins, tokens, loopName(o))
 			table.add(r)
 			rates[tokens] = append(rates[tokens], r.perSecond)
+			if err := minter.drop(ctx, o.namespace); err != nil {
+				return err
+			}
 			if r.failed > 0 {
 				return fmt.Errorf("%d of %d joins failed; the first: %w", r.failed, len(outcomes), r.firstError)
 			}
