@@ -154,7 +154,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		r.work(behind, fail)
 	})
 	log.Info("the join service starts", "listen", api.Addr().String(), "replica", o.replicaID, "trustDomain", o.trustDomain)
-	err = httpapi.Serve(serving, api, r.handler, r.files, log)
+	err = (&httpapi.Server{Handler: r.handler, Files: r.files, Logger: log}).Serve(serving, api)
 	if cause := context.Cause(serving); ctx.Err() == nil && cause != nil {
 		err = errors.Join(err, cause)
 	}

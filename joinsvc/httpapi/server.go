@@ -140,14 +140,27 @@ func (f *TLSFiles) Run(ctx context.Context) {
 	}
 }
 
-// Serve serves handler on l until ctx ends, then finishes what is under way.
-func Serve(ctx context.Context, l net.Listener, handler http.Handler, files *TLSFiles, log *slog.Logger) error {
+// Server serves a handler to the gateway.
+type Server struct {
+	Handler http.Handler
+	Files   *TLSFiles
+	Logger  *slog.Logger
+	// ReadTimeout bounds a request with its body; zero takes the default of 10 s.
+	ReadTimeout time.Duration
+}
+
+// Serve serves on l until ctx ends, then finishes what is under way.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
+	timeout := s.ReadTimeout
+	if timeout == 0 {
+		timeout = readTimeout
+	}
 	server := &http.Server{
-		Handler: handler, TLSConfig: files.Config(), Protocols: &protocols,
-		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: s.Handler, TLSConfig: s.Files.Config(), Protocols: &protocols,
+		ReadHeaderTimeout: min(headerTimeout, timeout), ReadTimeout: timeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.ServeTLS(l, "", "") }()
