@@ -73,5 +73,15 @@ func (r *Registry) Find(id string) (*Attestor, bool) {
 	return a, ok
 }
 
+// Wrapped is a registry with the same ids whose attestors are what wrap makes of
+// them, for example [Metered].
+func (r *Registry) Wrapped(wrap func(*Attestor) *Attestor) *Registry {
+	out := &Registry{byID: make(map[string]*Attestor, len(r.byID))}
+	for id, a := range r.byID {
+		out.byID[id] = wrap(a)
+	}
+	return out
+}
+
 // IDs lists the registered ids in order.
 func (r *Registry) IDs() []string { return slices.Sorted(maps.Keys(r.byID)) }

@@ -53,7 +53,7 @@ func (s *Service) confirm(ctx context.Context, c *wire.Confirm) error {
 	if err := s.health.err(); err != nil {
 		return unavailable(err)
 	}
-	ctx, cancel := s.health.context(ctx, attemptTimeout)
+	ctx, cancel := s.health.context(context.WithoutCancel(ctx), attemptTimeout)
 	defer cancel()
 	claimed, err := x509.ParseCertificate(c.Certificate)
 	if err != nil {

@@ -74,7 +74,7 @@ func (s *Service) open(j *wire.Join, source netip.Addr) (*ask, error) {
 	if a.csr, err = pki.ParseCSR(j.CSR); err != nil {
 		return a, &Problem{Code: wire.InvalidInput, Detail: "csr: " + err.Error()}
 	}
-	attestor, known := s.cfg.Attestors.Find(j.Attestor)
+	attestor, known := s.registry.Find(j.Attestor)
 	if !known {
 		return a, &Problem{Code: wire.Unsupported}
 	}

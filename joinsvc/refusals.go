@@ -72,12 +72,12 @@ func (l *refusalLog) init() {
 // [Limits].RefusalsPerMinute a minute for one attestor and reason. It returns at
 // once: [Service.Run] writes. Call it after the answer has left.
 func (s *Service) RecordRefusal(ctx context.Context, r *RefusedJoin) {
-	s.log.InfoContext(ctx, "join refused", "reason", r.Reason(), "detail", r.Refusal.Detail, "tenant", s.tenantOf(r),
-		"csr_sha256", hex.EncodeToString(r.CSRSHA256[:]), "token_id", r.TokenID)
 	if s.refusals.isFull(r.key()) {
 		s.metrics.dropped.Inc()
-		return
+		return // of the log too: nobody fills it by asking
 	}
+	s.log.InfoContext(ctx, "join refused", "reason", r.Reason(), "detail", r.Refusal.Detail, "tenant", s.tenantOf(r),
+		"csr_sha256", hex.EncodeToString(r.CSRSHA256[:]), "token_id", r.TokenID)
 	select {
 	case s.refusals.queue <- r:
 	default:

@@ -103,6 +103,7 @@ type PendingRequest struct {
 // Service decides joins. Its methods may be called by many goroutines.
 type Service struct {
 	cfg      Config
+	registry *attestors.Registry // metered
 	db       *pgxpool.Pool
 	limits   Limits
 	log      *slog.Logger
@@ -128,6 +129,7 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{cfg: cfg, db: cfg.DB, limits: cfg.Limits.withDefaults(), log: cfg.Logger, metrics: m}
+	s.registry = cfg.Attestors.Wrapped(func(a *attestors.Attestor) *attestors.Attestor { return attestors.Metered(a, m) })
 	s.refusals.init()
 	s.notifier.init()
 	s.health.init()

@@ -72,14 +72,15 @@ func Serial(s string) (normal string, ok bool) {
 	if len(s) > maxLength {
 		return "", false
 	}
-	s = strings.ToUpper(strings.TrimSpace(s))
-	if s == "" || uniform(s) || slices.Contains(placeholderSerials, s) {
-		return "", false
-	}
-	for i := range len(s) {
+	s = strings.TrimSpace(s)
+	for i := range len(s) { // before letters are changed: some that are not ASCII become so
 		if s[i] < ' ' || s[i] > '~' {
 			return "", false
 		}
+	}
+	s = strings.ToUpper(s)
+	if s == "" || uniform(s) || slices.Contains(placeholderSerials, s) {
+		return "", false
 	}
 	return s, true
 }
