@@ -77,5 +77,5 @@ func randomUpTo(limit time.Duration) time.Duration {
 	if limit <= 0 {
 		return 0
 	}
-	return rand.N(limit)
+	return rand.N(limit) //nolint:gosec // jitter is no secret
 }

@@ -89,7 +89,7 @@ func (m *Machine) waitAfter(err error, back *backOff) time.Duration {
 
 // asksToWait is the longest Retry-After in an error.
 func asksToWait(err error) time.Duration {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it walks the tree itself, to take the longest
 	case *ProblemError:
 		return e.RetryAfter
 	case interface{ Unwrap() []error }:

@@ -20,7 +20,7 @@ const (
 	RoleRamdisk = wire.RoleRamdisk
 )
 
-// Verify decides one round of one join. It runs inside the join's transaction
+// VerifyFunc decides one round of one join. It runs inside the join's transaction
 // and does SQL and computation only; whatever waits for a network belongs in
 // [PrepareFunc].
 type VerifyFunc func(ctx context.Context, ev Evidence, jc *JoinContext) (Outcome, error)

@@ -135,7 +135,7 @@ func (d *Dir) makeDir() error {
 	info, err := os.Stat(d.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		parent := filepath.Dir(d.path)
-		if err := os.MkdirAll(parent, 0o755); err != nil {
+		if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // the parent is the system's, as /var/lib is
 			return err
 		}
 		if err := d.fsys.Mkdir(d.path, dirPerm); err != nil && !errors.Is(err, fs.ErrExist) {

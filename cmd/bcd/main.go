@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -57,7 +58,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	if err == nil {
 		return exitOK
 	}
-	if _, shown := err.(shownError); !shown {
+	if _, shown := errors.AsType[shownError](err); !shown {
 		printError(s.err, err)
 	}
 	return exitCode(err)

@@ -98,11 +98,11 @@ func (f *statusFlags) run(s streams, now time.Time) error {
 	if verdict != nil && st == nil {
 		return verdict
 	}
-	print := printStatus
+	show := printStatus
 	if f.output == "json" {
-		print = func(w io.Writer, st *status, _ time.Time) error { return printJSON(w, st) }
+		show = func(w io.Writer, st *status, _ time.Time) error { return printJSON(w, st) }
 	}
-	if err := print(s.out, st, now); err != nil {
+	if err := show(s.out, st, now); err != nil {
 		return localError{err}
 	}
 	if verdict != nil {

@@ -81,13 +81,13 @@ func run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	if *metrics != "" {
-		stop, err := serveMetrics(*metrics, registry, log)
+		stop, err := serveMetrics(ctx, *metrics, registry, log)
 		if err != nil {
 			return err
 		}
 		defer stop()
 	}
-	l, err := net.Listen("tcp", *listen)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", *listen)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 	}
 	go func() {
 		<-ctx.Done()
-		stop, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 		defer cancel()
 		_ = server.Shutdown(stop)
 	}()
@@ -114,8 +114,8 @@ func run(ctx context.Context, log *slog.Logger) error {
 }
 
 // serveMetrics serves /metrics on an address of its own, which machines do not reach.
-func serveMetrics(address string, registry *prometheus.Registry, log *slog.Logger) (stop func(), err error) {
-	l, err := net.Listen("tcp", address)
+func serveMetrics(ctx context.Context, address string, registry *prometheus.Registry, log *slog.Logger) (stop func(), err error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

@@ -28,10 +28,10 @@ import (
 )
 
 const (
-	// ConfigMapName is the ConfigMap in the operator's namespace, and Key the
-	// bundle's place in it.
+	// ConfigMapName is the ConfigMap in the operator's namespace.
 	ConfigMapName = "join-bundle"
-	Key           = "bundle.json"
+	// Key is the bundle's place in it.
+	Key = "bundle.json"
 
 	// GenerationAnnotation says which generation of the bundle it holds.
 	GenerationAnnotation = "join.better-compute.dev/bundle-generation"

@@ -69,7 +69,7 @@ func summarise(jr *v1alpha1.JoinRequest, w *row, s situation) []note {
 	jr.Status.OthersWaiting = 0
 	if w.verdict == "" && w.ended == "" {
 		jr.Status.OthersWaiting = w.others
-		return undecided(jr, w, set, s)
+		return undecided(jr, set, s)
 	}
 	set.Drop(v1alpha1.ConditionTenantBlocked)
 	var notes []note
@@ -101,7 +101,7 @@ func summarise(jr *v1alpha1.JoinRequest, w *row, s situation) []note {
 
 // undecided says what a person has to do, and marks the object with the policies
 // under which it is undecided.
-func undecided(jr *v1alpha1.JoinRequest, w *row, set conditions.Set, s situation) []note {
+func undecided(jr *v1alpha1.JoinRequest, set conditions.Set, s situation) []note {
 	switch {
 	case !s.guard.Guarded():
 		set.False(v1alpha1.ConditionAdmissionGuarded, v1alpha1.ReasonUnguarded, "%s", brief(fmt.Sprintf("no decision is recorded: %v", s.guard.Problems)))

@@ -104,8 +104,7 @@ func (r *Reconciler) revokeOrphans(ctx context.Context, name types.NamespacedNam
 	if err := r.Live.Get(ctx, name, &live); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("get JoinToken: %w", err)
 	}
-	_, err = revokeAllBut(ctx, r.DB, name, live.UID)
-	return err
+	return revokeAllBut(ctx, r.DB, name, live.UID)
 }
 
 // finalize revokes the row, then lets the object go. It needs the database
@@ -114,7 +113,7 @@ func (r *Reconciler) finalize(ctx context.Context, t *v1alpha1.JoinToken) error 
 	if !controllerutil.ContainsFinalizer(t, v1alpha1.TokenFinalizer) {
 		return nil
 	}
-	if _, err := revokeAllBut(ctx, r.DB, client.ObjectKeyFromObject(t), ""); err != nil {
+	if err := revokeAllBut(ctx, r.DB, client.ObjectKeyFromObject(t), ""); err != nil {
 		return err
 	}
 	r.checked.Delete(t.UID)

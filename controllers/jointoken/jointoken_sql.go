@@ -189,8 +189,8 @@ func moveExpiry(ctx context.Context, db *pgxpool.Pool, id string, to *time.Time)
 
 // revokeAllBut revokes the tokens of a name, but for the one of the object with
 // the given uid; an empty uid spares none. Doing it again changes nothing.
-func revokeAllBut(ctx context.Context, db *pgxpool.Pool, name types.NamespacedName, uid types.UID) (revoked int, err error) {
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+func revokeAllBut(ctx context.Context, db *pgxpool.Pool, name types.NamespacedName, uid types.UID) error {
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, revokeSQL, name.Namespace, name.Name, string(uid))
 		if err != nil {
 			return err
@@ -199,7 +199,6 @@ func revokeAllBut(ctx context.Context, db *pgxpool.Pool, name types.NamespacedNa
 		if err != nil {
 			return err
 		}
-		revoked = len(ids)
 		for _, id := range ids {
 			if err := audit(ctx, tx, "token.revoke", name.Namespace, map[string]any{"tokenID": id, "joinToken": name.Name}); err != nil {
 				return err
@@ -208,9 +207,9 @@ func revokeAllBut(ctx context.Context, db *pgxpool.Pool, name types.NamespacedNa
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("revoke the tokens of JoinToken %s: %w", name, err)
+		return fmt.Errorf("revoke the tokens of JoinToken %s: %w", name, err)
 	}
-	return revoked, nil
+	return nil
 }
 
 // hasOrphans reports whether revokeAllBut would revoke anything.

@@ -150,7 +150,7 @@ func (f *Feed) Start(ctx context.Context) error {
 	for {
 		err := f.follow(ctx, subs)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it ends because it was told to
 		}
 		f.opts.Logger.WarnContext(ctx, "the outbox cannot be followed; trying again", "error", err)
 		select {

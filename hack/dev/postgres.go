@@ -151,7 +151,7 @@ func (s *system) clearStaleLock() error {
 		}
 		var pid int
 		if _, err := fmt.Sscan(string(b), &pid); err != nil || syscall.Kill(pid, 0) != nil {
-			return nil // Postgres sees that itself
+			return nil //nolint:nilerr // Postgres sees that itself
 		}
 		if _, err := startTime(pid); err != nil && !s.databaseInUse() {
 			return os.Remove(lock)

@@ -127,7 +127,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, rt route, ok boo
 		problem(w, wire.TooLarge, 0)
 		return
 	}
-	if r.Method != rt.method && !(rt.method == http.MethodGet && r.Method == http.MethodHead) {
+	if r.Method != rt.method && (rt.method != http.MethodGet || r.Method != http.MethodHead) {
 		w.Header().Set("Allow", rt.method)
 		problem(w, wire.MethodNotAllowed, 0)
 		return

@@ -99,14 +99,14 @@ func Open(ctx context.Context, url string, o Options) (*pgxpool.Pool, error) {
 // Compatible refuses a schema that this release does not know, and a database
 // that may forget what it committed.
 func Compatible(ctx context.Context, pool *pgxpool.Pool) error {
-	var min int
+	var minReader int
 	var sync string
-	err := pool.QueryRow(ctx, `SELECT min_reader, current_setting('synchronous_commit') FROM schema_compat`).Scan(&min, &sync)
+	err := pool.QueryRow(ctx, `SELECT min_reader, current_setting('synchronous_commit') FROM schema_compat`).Scan(&minReader, &sync)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read the schema's version (has the manager migrated it?): %w", err)
-	case min > reader:
-		return fmt.Errorf("%w: it wants a reader of version %d, this is %d", ErrTooOld, min, reader)
+	case minReader > reader:
+		return fmt.Errorf("%w: it wants a reader of version %d, this is %d", ErrTooOld, minReader, reader)
 	case sync == "off":
 		return ErrForgetful
 	}

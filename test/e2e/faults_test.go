@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -115,7 +116,7 @@ func TestInvariant8_WithoutPostgresEveryJoinIsAnswered503Quickly(t *testing.T) {
 	without(t, "postgres", func() {
 		began := time.Now()
 		_, err := target.JoinToken(t.Context(), m, text)
-		p, ok := err.(*machine.ProblemError)
+		p, ok := errors.AsType[*machine.ProblemError](err)
 		if !ok || p.Code != wire.Unavailable || p.Header.Get("Retry-After") == "" {
 			t.Errorf("got %v, want UNAVAILABLE with Retry-After", err)
 		}

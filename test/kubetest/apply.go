@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -35,7 +36,7 @@ func Kustomize(tb testing.TB, folder string) []*unstructured.Unstructured {
 }
 
 func stderr(err error) []byte {
-	if exit, ok := err.(*exec.ExitError); ok {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.Stderr
 	}
 	return nil

@@ -240,5 +240,5 @@ func unprivileged() (*syscall.Credential, error) {
 		}
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 	}
-	return nil, errors.New("Postgres does not run as root, and there is no user postgres or nobody to run it as")
+	return nil, errors.New("the server Postgres does not run as root, and there is no user postgres or nobody to run it as")
 }

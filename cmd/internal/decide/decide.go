@@ -325,7 +325,7 @@ func (o *options) decided(r *v1alpha1.JoinRequest, d *v1alpha1.Decision) error {
 // when is the time of a decision: that of the write that brought it.
 func when(r *v1alpha1.JoinRequest) string {
 	for _, f := range r.ManagedFields {
-		if f.Subresource == "" && f.Time != nil && f.FieldsV1 != nil && strings.Contains(string(f.FieldsV1.Raw), `"f:decision"`) {
+		if f.Subresource == "" && f.Time != nil && f.FieldsV1 != nil && strings.Contains(f.FieldsV1.GetRawString(), `"f:decision"`) {
 			return " at " + f.Time.UTC().Format(time.RFC3339)
 		}
 	}
@@ -354,7 +354,7 @@ func (o *options) refused(ctx context.Context, r *v1alpha1.JoinRequest, err erro
 		try := []string{fmt.Sprintf("kubectl auth can-i patch joinrequests.%s -n %s", v1alpha1.GroupVersion.Group, r.Namespace)}
 		resource := "fleetpools." + v1alpha1.GroupVersion.Group
 		if pool != "" {
-			resource += "/" + string(pool)
+			resource += "/" + pool
 		}
 		try = append(try, fmt.Sprintf("kubectl auth can-i approve %s -n %s", resource, r.Namespace))
 		return forbiddenError{fmt.Errorf("%w\nTo %s it you need the verbs patch on joinrequests and approve on %s in namespace %s. Try:\n  %s",
@@ -437,7 +437,6 @@ func (o *options) print(r *v1alpha1.JoinRequest, suffix string) error {
 	case "yaml":
 		return (&printers.YAMLPrinter{}).PrintObj(r, o.streams.Out)
 	case "name":
-		suffix = ""
 		fmt.Fprintf(o.streams.Out, "joinrequest.%s/%s\n", v1alpha1.GroupVersion.Group, r.Name)
 		return nil
 	}
