@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -33,15 +34,19 @@ type world struct {
 	manager client.Client
 }
 
+// once installs for all tests of the binary.
+var once sync.Once
+
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	c := kubetest.Shared(t)
-	for _, folder := range []string{"config/namespaces", "config/crd", "config/rbac", "config/policies"} {
-		c.ApplyFolder(t, folder)
-	}
-	w := &world{Cluster: c}
-	w.service = kubetest.ClientFor(t, c.ServiceAccount(t, "join-system", "join-service"))
-	w.manager = kubetest.ClientFor(t, c.ServiceAccount(t, "join-system", "join-manager"))
+	w := &world{Cluster: kubetest.Shared(t)}
+	once.Do(func() {
+		for _, folder := range []string{"config/namespaces", "config/crd", "config/rbac", "config/policies"} {
+			w.ApplyFolder(t, folder)
+		}
+	})
+	w.service = kubetest.ClientFor(t, w.ServiceAccount(t, "join-system", "join-service"))
+	w.manager = kubetest.ClientFor(t, w.ServiceAccount(t, "join-system", "join-manager"))
 	w.inForce(t)
 	return w
 }
