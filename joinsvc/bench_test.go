@@ -14,20 +14,34 @@ import (
 	"github.com/better-compute/join-operator/test/pgtest"
 )
 
-// BenchmarkJoin is a plain token join, from the opened envelope to the committed
-// certificate, on a Postgres that syncs to disk. Machines are made beforehand. It
-// reports the CPU that this process and Postgres spend on each.
+// BenchmarkJoin is a plain token join, from the decoded envelope to the committed
+// certificate, on a Postgres that syncs to disk: many machines with one token, and
+// each with its own. Machines are made beforehand. It reports the CPU that this
+// process and Postgres spend on each.
 func BenchmarkJoin(b *testing.B) {
+	b.Run("one-token", func(b *testing.B) {
+		benchmarkJoin(b, func(s *system) func() issued {
+			token := s.token(uses(1_000_000))
+			return func() issued { return token }
+		})
+	})
+	b.Run("a-token-each", func(b *testing.B) {
+		benchmarkJoin(b, func(s *system) func() issued { return func() issued { return s.token() } })
+	})
+}
+
+func benchmarkJoin(b *testing.B, tokens func(*system) func() issued) {
 	s := newSystem(b, pgtest.OnServer(pgtest.NewServer(b)))
 	r := s.replica()
-	token := s.token(uses(10_000_000))
+	token := tokens(s)
 	joins := make([]*wire.Join, b.N)
 	for i := range joins {
-		joins[i] = s.envelope(newMachine(b), "", wire.RoleNode, &wire.Sealed{Token: token.text})
+		joins[i] = s.envelope(newMachine(b), "", wire.RoleNode, &wire.Sealed{Token: token().text})
 	}
 	for range 50 {
-		r.joins(newMachine(b), token)
+		r.joins(newMachine(b), token())
 	}
+	s.exec(`VACUUM ANALYZE`)
 	b.ReportAllocs()
 	b.SetParallelism(4)
 	postgres, self := s.postgresCPU(), selfCPU(b)

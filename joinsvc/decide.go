@@ -74,8 +74,10 @@ type round struct {
 	tx      *transaction
 	careful bool
 
-	found
-	requests []*request
+	now      time.Time
+	token    *token       // nil where there is none of the sealed id
+	answered *certificate // nil where the CSR was never answered
+	requests []*request   // those of the CSR that live
 
 	// after is what is left to do once the transaction is committed.
 	after func()
@@ -113,26 +115,36 @@ func (r *round) run(ctx context.Context) (*wire.Answer, error) {
 }
 
 // read takes the lock on the CSR and reads all that a token join needs. A CSR that
-// waits costs a round trip more.
+// is known already costs a round trip more.
 func (r *round) read(ctx context.Context) error {
+	known := false
+	var ts tokenScan
 	var b pgx.Batch
 	b.Queue("BEGIN")
 	b.Queue(lockCSRSQL, csrLock(r.csr.SHA256))
 	b.Queue(readSQL, r.csr.SHA256[:], r.tokenID)
-	err := r.tx.begin(ctx, &b, nil, nil, func(rows pgx.Rows) (err error) {
-		r.found, err = scanFound(rows, r.tokenID)
-		return err
+	err := r.tx.begin(ctx, &b, nil, nil, func(rows pgx.Rows) error {
+		return rows.Scan(append([]any{&r.now, &known}, ts.fields()...)...)
 	})
-	if err != nil || !r.waits {
+	if err != nil {
 		return err
 	}
-	var q pgx.Batch
-	q.Queue(requestsSQL, r.csr.SHA256[:])
-	return r.tx.send(ctx, &q, func(rows pgx.Rows) error {
-		q, err := scanRequest(rows)
-		r.requests = append(r.requests, q)
+	if r.token, err = ts.value(r.tokenID); err != nil || !known {
 		return err
-	})
+	}
+	var k pgx.Batch
+	k.Queue(answeredSQL, r.csr.SHA256[:])
+	k.Queue(requestsSQL, r.csr.SHA256[:])
+	return r.tx.send(ctx, &k,
+		func(rows pgx.Rows) error {
+			r.answered = &certificate{}
+			return rows.Scan(r.answered.fields()...)
+		},
+		func(rows pgx.Rows) error {
+			q, err := scanRequest(rows)
+			r.requests = append(r.requests, q)
+			return err
+		})
 }
 
 func (r *round) joinContext() *attestors.JoinContext {

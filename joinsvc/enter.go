@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -17,9 +16,6 @@ import (
 	"github.com/better-compute/join-operator/joinsvc/pki"
 )
 
-// slots is how many rows the uses of a token lie in, at most.
-const slots = 64
-
 // enter lets the machine in: it takes what locks are missing, signs the
 // certificate and commits it with the node, its event and its audit row. q is the
 // approved request that is consumed, or nil.
@@ -27,8 +23,10 @@ func (r *round) enter(ctx context.Context, ad *admission, q *request) (*wire.Ans
 	// What only tokens, and new nodes without a history, need no locks for is
 	// taken with the statement that writes.
 	plain := ad.token != nil && q == nil && ad.obsolete == nil && ad.target == nil && len(ad.former) == 0 && ad.Bind == nil && ad.Use == nil && !r.careful
-	slot := int16(mathrand.IntN(slots))
-	if !plain {
+	var slot int16
+	if plain {
+		slot = ad.token.someSlot()
+	} else {
 		var err error
 		if slot, err = r.lock(ctx, ad, q); err != nil {
 			return nil, err

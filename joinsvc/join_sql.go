@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,23 +19,28 @@ import (
 const (
 	lockCSRSQL = `SELECT pg_advisory_xact_lock($1)`
 
-	// All that a token join has to know, in one row: was this CSR answered before,
-	// does it wait, and the token with the tenant and the pool that it leads to.
-	readSQL = `SELECT join_now(), c.serial IS NOT NULL, c.node_id, c.role, c.attestor_type, c.subject_sha256, c.token_id, c.der, c.allowed_kinds,
-	  c.not_after, c.first_seen_at, c.revoked_at IS NOT NULL,
-	  EXISTS (SELECT FROM node_certs newer WHERE newer.node_id = c.node_id AND newer.generation > c.generation),
-	  i.der, n.tenant, n.pool, n.site, n.state,
-	  EXISTS (SELECT FROM join_requests WHERE csr_sha256 = $1 AND ended IS NULL),
+	// All that a token join has to know, in one row: whether the CSR was answered
+	// before or waits (what then, is read apart), and the token with the tenant and
+	// the pool that it leads to.
+	readSQL = `SELECT join_now(),
+	  EXISTS (SELECT FROM node_certs WHERE csr_sha256 = $1) OR EXISTS (SELECT FROM join_requests WHERE csr_sha256 = $1 AND ended IS NULL),
 	  t.id IS NOT NULL, ` + tokenColumns + `
 	FROM (VALUES (1)) AS one
-	LEFT JOIN node_certs c ON c.csr_sha256 = $1
-	LEFT JOIN nodes n ON n.id = c.node_id
-	LEFT JOIN issuers i ON i.cert_sha256 = c.issuer_sha256
 	LEFT JOIN join_tokens t ON t.id = $2
 	LEFT JOIN tenants te ON te.name = t.tenant
 	LEFT JOIN pools p ON p.tenant = t.tenant AND p.name = t.pool`
 
-	tokenColumns = `t.tenant, t.name, t.secret_sha256, t.role, t.pool, t.site, t.expires_at, t.revoked_at, t.created_at, t.expect, coalesce(t.allow_reclaim, false),
+	// What a CSR was answered with before, and what became of that node.
+	answeredSQL = `SELECT c.node_id, c.role, c.attestor_type, c.subject_sha256, c.token_id, c.der, c.allowed_kinds,
+	  c.not_after, c.first_seen_at, c.revoked_at IS NOT NULL,
+	  EXISTS (SELECT FROM node_certs newer WHERE newer.node_id = c.node_id AND newer.generation > c.generation),
+	  i.der, n.tenant, n.pool, n.site, n.state
+	FROM node_certs c
+	LEFT JOIN nodes n ON n.id = c.node_id
+	LEFT JOIN issuers i ON i.cert_sha256 = c.issuer_sha256
+	WHERE c.csr_sha256 = $1`
+
+	tokenColumns = `t.tenant, t.name, t.secret_sha256, t.role, t.pool, t.site, t.expires_at, t.revoked_at, t.created_at, t.expect, coalesce(t.allow_reclaim, false), coalesce(t.uses, 0),
 	  EXISTS (SELECT FROM join_token_slots s WHERE s.token_id = t.id AND s.uses_left > 0),
 	  te.state, p.name IS NOT NULL, coalesce(p.lifetime, '0'), coalesce(p.ramdisk_lifetime, '0'), coalesce(p.require_approval, false)`
 
@@ -84,17 +90,17 @@ const (
 	), allowed AS (
 	  UPDATE join_token_slots s SET uses_left = s.uses_left - 1, last_used_at = join_now() FROM slot
 	  WHERE s.token_id = $14 AND s.slot = slot.slot RETURNING 1
-	), ` + enterNode + `, ` + issueCert + ` SELECT count(*) FROM cert`
+	), ` + enterNode + `, ` + firstCert + ` SELECT count(*) FROM cert`
 
 	// The same without a token, or with a slot that is locked and spent already.
-	enterSQL = `WITH allowed AS (SELECT 1), ` + enterNode + `, ` + issueCert + ` SELECT count(*) FROM cert`
+	enterSQL = `WITH allowed AS (SELECT 1), ` + enterNode + `, ` + firstCert + ` SELECT count(*) FROM cert`
 
 	// A node that is re-keyed: it is locked, and its earlier certificates end.
 	rekeySQL = `WITH node AS (
 	  UPDATE nodes SET state = 'adopting', attestor = $6, attestor_type = $7, hardware_key = coalesce($8::bytea, hardware_key),
 	    node_key_uri = nullif($9, ''), facts = $10::jsonb, changed_at = join_now()
 	  WHERE id = $1 AND tenant = $2 AND role = $3 AND pool = $4 AND site = $5 AND state <> 'retired' RETURNING id
-	), ` + issueCert + ` SELECT count(*) FROM cert`
+	), ` + nextCert + ` SELECT count(*) FROM cert`
 
 	enterNode = `node AS (
 	  INSERT INTO nodes (id, tenant, role, pool, site, state, attestor, attestor_type, hardware_key, node_key_uri, facts)
@@ -102,11 +108,16 @@ const (
 	  RETURNING id
 	)`
 
-	issueCert = `cert AS (
+	firstCert = insertCert + `1` + certValues
+	nextCert  = insertCert + `(SELECT coalesce(max(generation), 0) + 1 FROM node_certs WHERE node_id = $1)` + certValues
+
+	insertCert = `cert AS (
 	  INSERT INTO node_certs (serial, node_id, generation, tenant, role, attestor_type, subject_sha256, token_id, csr_sha256, der,
 	    issuer_sha256, issuer_ski, allowed_kinds, node_key_uri, first_seen_at, not_after)
-	  SELECT $11::bytea, node.id, (SELECT coalesce(max(generation), 0) + 1 FROM node_certs WHERE node_id = $1), $2, $12::text, $7, $13::bytea, $14::text,
-	    $15::bytea, $16::bytea, $17::bytea, $18::bytea, $19::text[], nullif($9, ''), $20::timestamptz, $21::timestamptz
+	  SELECT $11::bytea, node.id, `
+
+	certValues = `, $2, $12::text, $7, $13::bytea, $14::text, $15::bytea, $16::bytea, $17::bytea, $18::bytea, $19::text[], nullif($9, ''),
+	    $20::timestamptz, $21::timestamptz
 	  FROM node RETURNING 1
 	), event AS (
 	  INSERT INTO events (type, tenant, node_id, data) SELECT 'node.joined', $2, $1, $22::jsonb FROM cert
@@ -154,33 +165,11 @@ type certificate struct {
 	tenant, pool, site, state string
 }
 
-// found is what the first statement of a join found.
-type found struct {
-	now      time.Time
-	answered *certificate // nil where the CSR was never answered
-	waits    bool         // there are live requests of the CSR
-	token    *token       // nil where there is none
-}
-
-func scanFound(rows pgx.Rows, tokenID string) (found, error) {
-	var f found
-	var c certificate
-	var answered bool
-	var ts tokenScan
-	fields := append([]any{
-		&f.now, &answered, text(&c.nodeID), text(&c.role), text(&c.attestorType), &c.subject, text(&c.tokenID), &c.der, &c.allowedKinds,
-		moment(&c.notAfter), moment(&c.firstSeenAt), &c.revoked, &c.outdated, &c.issuer, text(&c.tenant), text(&c.pool), text(&c.site), text(&c.state),
-		&f.waits,
-	}, ts.fields()...)
-	if err := rows.Scan(fields...); err != nil {
-		return f, err
+func (c *certificate) fields() []any {
+	return []any{
+		&c.nodeID, &c.role, &c.attestorType, &c.subject, text(&c.tokenID), &c.der, &c.allowedKinds, &c.notAfter, &c.firstSeenAt, &c.revoked, &c.outdated,
+		&c.issuer, text(&c.tenant), text(&c.pool), text(&c.site), text(&c.state),
 	}
-	if answered {
-		f.answered = &c
-	}
-	var err error
-	f.token, err = ts.value(tokenID)
-	return f, err
 }
 
 // request is a row of join_requests that lives.
@@ -222,9 +211,17 @@ func (d *destination) fields() []any {
 // token is a join token with what it leads to.
 type token struct {
 	attestors.TokenRow
+	uses        int
 	usesLeft    bool
 	destination destination
 }
+
+// someSlot is where to begin to look for a use, so that machines with one token do
+// not stand in line. Not every slot need have uses left.
+func (t *token) someSlot() int16 { return int16(rand.IntN(min(max(t.uses, 1), maxSlots))) }
+
+// maxSlots is how many rows the uses of a token lie in, at most.
+const maxSlots = 64
 
 // tokenScan reads tokenColumns after whether there is a token.
 type tokenScan struct {
@@ -237,7 +234,7 @@ func (s *tokenScan) fields() []any {
 	t := &s.token
 	return append([]any{
 		&s.exists, text(&t.Tenant), text(&t.Name), &s.secret, text((*string)(&t.Role)), text(&t.Pool), text(&t.Site),
-		moment(&t.ExpiresAt), moment(&t.RevokedAt), moment(&t.CreatedAt), &s.expect, &t.AllowReclaim, &t.usesLeft,
+		moment(&t.ExpiresAt), moment(&t.RevokedAt), moment(&t.CreatedAt), &s.expect, &t.AllowReclaim, &t.uses, &t.usesLeft,
 	}, t.destination.fields()...)
 }
 

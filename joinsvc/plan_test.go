@@ -14,7 +14,7 @@ import (
 
 // statements are all that a join, a confirmation and a refusal may run.
 var statements = map[string]string{
-	"read": readSQL, "requests": requestsSQL, "token": tokenSQL, "destination": destinationSQL, "candidates": candidatesSQL, "used": usedSQL,
+	"read": readSQL, "answered": answeredSQL, "requests": requestsSQL, "token": tokenSQL, "destination": destinationSQL, "candidates": candidatesSQL, "used": usedSQL,
 	"lockRequest": lockRequestSQL, "lockSlot": lockSlotSQL, "awaitSlot": awaitSlotSQL, "lockNode": lockNodeSQL,
 	"spendAndEnter": spendAndEnterSQL, "enter": enterSQL, "rekey": rekeySQL, "consumeRequest": consumeRequestSQL, "spendSlot": spendSlotSQL,
 	"releaseKey": releaseKeySQL, "bind": bindSQL, "rebind": rebindSQL, "use": useSQL, "endCerts": endCertsSQL, "issuer": issuerSQL,
