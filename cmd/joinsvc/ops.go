@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -24,8 +25,12 @@ func serveOps(ctx context.Context, l net.Listener, r *replica) {
 		}
 		_, _ = io.WriteString(w, "ok\n")
 	})
+	if r.profiling {
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.Handle("GET /debug/pprof/heap", pprof.Handler("heap"))
+	}
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(r.log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })

@@ -24,6 +24,7 @@ type options struct {
 	gatewayURI      string
 	metricsListen   string
 	replicaID       string
+	profiling       bool
 }
 
 // parse reads the command line; what it answers to -h goes to standard output.
@@ -44,6 +45,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.gatewayURI, "gateway-uri", "", "URI in the gateway's certificate; spiffe://<trust domain>/system/gateway where empty")
 	f.StringVar(&o.metricsListen, "metrics-listen", ":8080", "`address` of /metrics, /healthz and /readyz")
 	f.StringVar(&o.replicaID, "replica-id", "", "`name` of this replica, unlike all others; the host's name where empty")
+	f.BoolVar(&o.profiling, "profiling", false, "serve CPU and heap profiles at /debug/pprof beside the metrics")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			f.SetOutput(os.Stdout)

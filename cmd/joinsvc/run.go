@@ -121,12 +121,12 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		return err
 	}
 	defer r.db.Close()
-	api, err := net.Listen("tcp", o.listen)
+	api, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("listen for gateways: %w", err)
 	}
 	defer api.Close()
-	ops, err := net.Listen("tcp", o.metricsListen)
+	ops, err := new(net.ListenConfig).Listen(ctx, "tcp", o.metricsListen)
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", err)
 	}
@@ -186,7 +186,7 @@ func (r *replica) awaitDatabase(ctx context.Context) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return nil
+			return ctx.Err()
 		}
 		if err.Error() != said {
 			said = err.Error()
@@ -195,7 +195,7 @@ func (r *replica) awaitDatabase(ctx context.Context) error {
 		select {
 		case <-time.After(databaseWait):
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		}
 	}
 }

@@ -45,11 +45,11 @@ func (s secretStore) load(ctx context.Context, kind Kind) (*stored, error) {
 	out := &stored{kind: kind, secret: secret}
 	raw, ok := secret.Data[keyring.Item]
 	if !ok {
-		return nil, fmt.Errorf("Secret %s/%s has no item %s: it is not one of this job's; delete it or restore it", namespace, name, keyring.Item)
+		return nil, fmt.Errorf("the Secret %s/%s has no item %s: it is not one of this job's; delete it or restore it", namespace, name, keyring.Item)
 	}
 	file, err := keyring.ParseFile(raw, kind.algorithm())
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s: %s %w: restore it", namespace, name, keyring.Item, err)
+		return nil, fmt.Errorf("the Secret %s/%s: %s %w: restore it", namespace, name, keyring.Item, err)
 	}
 	out.keys = file.Keys
 	return out, nil

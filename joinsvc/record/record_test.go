@@ -106,7 +106,7 @@ func TestPendingJoinsBecomeObjectsThatHashToTheirRows(t *testing.T) {
 	r.creates(t, p)
 	var jr v1alpha1.JoinRequest
 	must(t, c.Client.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "jr-aaaabbbbccccdddd"}, &jr))
-	got, err := jr.Spec.JoinRequestAsk.Hash()
+	got, err := jr.Spec.Hash()
 	must(t, err)
 	want, err := p.Spec.Hash()
 	must(t, err)
