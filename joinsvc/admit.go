@@ -99,7 +99,7 @@ func (r *round) admit(ctx context.Context, would *attestors.Admit, deferred bool
 		switch {
 		case q.rejected():
 			return nil, r.rejected(ad)
-		case q.approved() && q.asks(ad):
+		case q.approved() && q.asks(ad) && q.leadsTo(ad):
 			return r.enter(ctx, ad, q)
 		}
 		ad.obsolete = q // the pool asks nobody any more

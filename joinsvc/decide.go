@@ -161,7 +161,7 @@ func (r *round) firstSeen(subject []byte) time.Time {
 	if c := r.answered; c != nil && c.attestorType == r.attestor.Type() && bytes.Equal(c.subject, sum[:]) {
 		return c.firstSeenAt
 	}
-	if q := r.request(sum); q != nil {
+	if q := r.request(sum); q != nil && !q.lapsed() {
 		return q.firstSeenAt
 	}
 	return r.now

@@ -340,6 +340,21 @@ func problem(tb testing.TB, err error, code wire.Code) *joinsvc.Problem {
 	return p
 }
 
+// writesNothing fails the test if f takes a transaction id each time, as every
+// write does. Once without is enough: ids are the server's, and others write too.
+func (s *system) writesNothing(what string, f func()) {
+	s.Helper()
+	next := func() string { return one[string](s, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text`) }
+	for range 50 {
+		before := next()
+		f()
+		if next() == before {
+			return
+		}
+	}
+	s.Errorf("%s wrote something, 50 times in a row", what)
+}
+
 // eventually polls until a condition holds.
 func eventually(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()

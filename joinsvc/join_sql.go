@@ -53,7 +53,7 @@ const (
 
 	// The requests of this CSR that live: one for each attestor type and subject.
 	requestsSQL = `SELECT id, attestor_type, subject_sha256, role, namespace, coalesce(tenant, ''), pool, site, facts_sha256, spec_sha256,
-	  first_seen_at, join_now() - last_asked_at, coalesce(verdict, ''), coalesce(decided_pool, ''), coalesce(decided_tenant, ''),
+	  coalesce(spec->>'nodeName', ''), first_seen_at, join_now() - last_asked_at, coalesce(verdict, ''), coalesce(decided_pool, ''), coalesce(decided_tenant, ''),
 	  coalesce(join_now() - decided_at, interval '0')
 	FROM join_requests WHERE csr_sha256 = $1 AND ended IS NULL`
 
@@ -180,6 +180,7 @@ type request struct {
 	namespace, tenant string
 	pool, site        string
 	facts, spec       []byte
+	nodeName          string // the node to reclaim
 	firstSeenAt       time.Time
 	sinceAsked        time.Duration
 	verdict           v1alpha1.Verdict
@@ -191,7 +192,7 @@ type request struct {
 func scanRequest(rows pgx.Rows) (*request, error) {
 	var r request
 	err := rows.Scan(&r.id, &r.attestorType, &r.subject, &r.role, &r.namespace, &r.tenant, &r.pool, &r.site, &r.facts, &r.spec,
-		&r.firstSeenAt, &r.sinceAsked, &r.verdict, &r.decidedPool, &r.decidedTenant, &r.sinceDecided)
+		&r.nodeName, &r.firstSeenAt, &r.sinceAsked, &r.verdict, &r.decidedPool, &r.decidedTenant, &r.sinceDecided)
 	return &r, err
 }
 
@@ -218,7 +219,9 @@ type token struct {
 
 // someSlot is where to begin to look for a use, so that machines with one token do
 // not stand in line. Not every slot need have uses left.
-func (t *token) someSlot() int16 { return int16(rand.IntN(min(max(t.uses, 1), maxSlots))) }
+func (t *token) someSlot() int16 {
+	return int16(rand.IntN(min(max(t.uses, 1), maxSlots))) //nolint:gosec // spreads load, keeps no secret
+}
 
 // maxSlots is how many rows the uses of a token lie in, at most.
 const maxSlots = 64

@@ -33,12 +33,16 @@ func (q *request) rejected() bool {
 
 func (q *request) undecided() bool { return q.verdict == "" }
 
+// lapsed reports whether the request was decided so long ago that it no longer
+// means anything.
+func (q *request) lapsed() bool { return !q.undecided() && q.sinceDecided >= decidedFor }
+
 // endsAs is what a request becomes that is neither consumed nor waits any longer.
 func (q *request) endsAs() string {
-	if q.undecided() || q.approved() {
-		return "Superseded"
+	if q.lapsed() {
+		return "Expired"
 	}
-	return "Expired"
+	return "Superseded"
 }
 
 // asks reports whether the machine asks for exactly what the request says: the
@@ -47,6 +51,15 @@ func (q *request) asks(ad *admission) bool {
 	facts, err := stableFacts(ad)
 	return err == nil && q.role == string(ad.Role) && q.tenant == ad.asked.Tenant && q.pool == ad.asked.Pool && q.site == ad.asked.Site &&
 		bytes.Equal(q.facts, facts[:])
+}
+
+// leadsTo reports whether the machine would enter the node that the request named:
+// the same one again, or a new one.
+func (q *request) leadsTo(ad *admission) bool {
+	if ad.target == nil {
+		return q.nodeName == ""
+	}
+	return q.nodeName == ad.target.id
 }
 
 // redirect sends the machine where the person who approved it sent it.
@@ -80,12 +93,12 @@ func (r *round) pending(ctx context.Context, ad *admission, q *request) (*wire.A
 	case q == nil:
 	case q.rejected():
 		return nil, r.rejected(ad)
-	case q.approved() && q.asks(ad):
+	case q.approved() && q.asks(ad) && q.leadsTo(ad):
 		if ad.Tenant == "" || ad.Pool == "" {
 			return nil, r.refuse(ad, "unassigned", "JoinRequest %s was approved without a tenant or a pool", objectName(q.id))
 		}
 		return r.enter(ctx, ad, q)
-	case q.undecided() && q.asks(ad):
+	case q.undecided() && q.asks(ad) && q.leadsTo(ad):
 		return r.wait(ctx, q)
 	default:
 		ad.obsolete = q // what was asked then is not what is asked now
@@ -171,7 +184,9 @@ func (r *round) askPerson(ctx context.Context, ad *admission) (*wire.Answer, err
 	firstSeen := r.now
 	var b pgx.Batch
 	if ad.obsolete != nil {
-		firstSeen = ad.obsolete.firstSeenAt
+		if !ad.obsolete.lapsed() {
+			firstSeen = ad.obsolete.firstSeenAt
+		}
 		b.Queue(endRequestSQL, ad.obsolete.id, ad.obsolete.endsAs())
 	}
 	if ad.SubjectProved {

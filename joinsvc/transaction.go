@@ -104,7 +104,7 @@ func (t attestorTx) Exec(ctx context.Context, sql string, args ...any) (int64, e
 }
 
 func (t attestorTx) Query(ctx context.Context, sql string, args ...any) (attestors.Rows, error) {
-	return t.conn.Query(ctx, sql, args...)
+	return t.conn.Query(ctx, sql, args...) //nolint:sqlclosecheck // whoever asked closes them
 }
 
 func (t attestorTx) QueryRow(ctx context.Context, sql string, args ...any) attestors.Row {

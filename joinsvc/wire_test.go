@@ -80,10 +80,10 @@ func (t *tapped) Write(b []byte) (int, error) {
 	t.pending.Store(true)
 	switch t.line.ask(b) {
 	case swallow:
-		time.AfterFunc(3*time.Second, func() { t.Conn.Close() }) // or the driver waits long for a farewell
+		time.AfterFunc(3*time.Second, func() { t.Close() }) // or the driver waits long for a farewell
 		return len(b), nil
 	case cutBefore:
-		t.Conn.Close()
+		t.Close()
 		return 0, net.ErrClosed
 	case cutAfter:
 		n, err := t.Conn.Write(b)
@@ -96,7 +96,7 @@ func (t *tapped) Write(b []byte) (int, error) {
 				}
 			}
 		}
-		t.Conn.Close()
+		t.Close()
 		return n, err
 	}
 	return t.Conn.Write(b)
