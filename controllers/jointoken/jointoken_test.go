@@ -155,7 +155,7 @@ func TestSpecIsRefusedOrFollowed(t *testing.T) {
 		"spec.pool is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Pool = "cpu" },
 		"spec.role is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Role = "site" },
 		"spec.uses may grow":               func(jt *v1alpha1.JoinToken) { jt.Spec.Uses = 2 },
-		"spec.site and spec.expect are im": func(jt *v1alpha1.JoinToken) { jt.Spec.Site = "fra1" },
+		"spec.site is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Site = "fra1" },
 	} {
 		changed := jt.DeepCopy()
 		change(changed)
