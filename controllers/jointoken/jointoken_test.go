@@ -152,10 +152,10 @@ func TestSpecIsRefusedOrFollowed(t *testing.T) {
 	w.Create(jt)
 	w.ready(jt, "True/InForce")
 	for name, change := range map[string]func(*v1alpha1.JoinToken){
-		"spec.pool is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Pool = "cpu" },
-		"spec.role is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Role = "site" },
-		"spec.uses may grow":               func(jt *v1alpha1.JoinToken) { jt.Spec.Uses = 2 },
-		"spec.site is immutable":           func(jt *v1alpha1.JoinToken) { jt.Spec.Site = "fra1" },
+		"spec.pool is immutable": func(jt *v1alpha1.JoinToken) { jt.Spec.Pool = "cpu" },
+		"spec.role is immutable": func(jt *v1alpha1.JoinToken) { jt.Spec.Role = "site" },
+		"spec.uses may grow":     func(jt *v1alpha1.JoinToken) { jt.Spec.Uses = 2 },
+		"spec.site is immutable": func(jt *v1alpha1.JoinToken) { jt.Spec.Site = "fra1" },
 	} {
 		changed := jt.DeepCopy()
 		change(changed)
