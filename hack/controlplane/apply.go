@@ -97,7 +97,7 @@ func established(ctx context.Context, c client.Client, name string) error {
 		}
 		conditions, _, err := unstructured.NestedSlice(u.Object, "status", "conditions")
 		if err != nil {
-			return permanent{err}
+			return err // they are null until the server has looked at the definition
 		}
 		for _, condition := range conditions {
 			if m, ok := condition.(map[string]any); ok && m["type"] == "Established" && m["status"] == "True" {
