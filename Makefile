@@ -30,9 +30,10 @@ generate: ## generate deepcopy methods
 	$(BIN)/controller-gen object paths=./api/...
 
 .PHONY: manifests
-manifests: ## generate the definitions of the custom resources
+manifests: ## generate the definitions of the custom resources, and the chart's copies of config/
 	@hack/install-tools.sh controller-gen
 	$(BIN)/controller-gen crd paths=./api/... output:crd:dir=config/crd/bases
+	@charts/sync.sh
 
 .PHONY: docs
 docs: ## generate the reference of the custom resources
@@ -54,11 +55,12 @@ verify: generate manifests docs lint ## generated files are fresh, modules tidy,
 	@hack/install-tools.sh govulncheck
 	go mod tidy -diff
 	cd hack/devcluster && go mod tidy -diff
-	git diff --exit-code -- api config docs
+	git diff --exit-code -- api config charts docs
 	$(BIN)/govulncheck ./... || { echo "govulncheck failed: a finding, or its database cannot be reached from here"; exit 1; }
 
 .PHONY: test
 test: tools build ## every test, with -race, on real servers; make test ARGS=./joinsvc/... for some
+	@hack/install-tools.sh helm
 	@hack/test.sh $(ARGS)
 
 .PHONY: fuzz

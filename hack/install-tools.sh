@@ -22,6 +22,7 @@ for tool in "$@"; do
     controller-gen) install $tool sigs.k8s.io/controller-tools/cmd/controller-gen "$CONTROLLER_GEN_VERSION" ;;
     crd-ref-docs) install $tool github.com/elastic/crd-ref-docs "$CRD_REF_DOCS_VERSION" ;;
     golangci-lint) install $tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$GOLANGCI_LINT_VERSION" ;;
+    helm) install $tool helm.sh/helm/v4/cmd/helm "$HELM_VERSION" ;;
     govulncheck) install $tool golang.org/x/vuln/cmd/govulncheck "$GOVULNCHECK_VERSION" ;;
     kubeconform) install $tool github.com/yannh/kubeconform/cmd/kubeconform "$KUBECONFORM_VERSION" ;;
     *) echo "unknown tool $tool" >&2; exit 1 ;;
