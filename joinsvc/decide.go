@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/better-compute/join-operator/api/wire"
 	"github.com/better-compute/join-operator/attestors"
@@ -43,28 +45,40 @@ func (s *Service) attempt(ctx context.Context, a *ask, careful bool) (*wire.Answ
 	if err := s.health.err(); err != nil {
 		return nil, unavailable(err)
 	}
-	acquire, cancel := s.health.context(ctx, acquireTimeout)
-	conn, err := s.db.Acquire(acquire)
-	cancel()
+	conn, err := s.acquire(ctx)
 	if err != nil {
 		return nil, unavailable(fmt.Errorf("connect to the database: %w", err))
 	}
 	defer conn.Release()
 	// From here on a machine that hangs up changes nothing: its join is finished,
 	// and the answer waits for it in the rows.
-	ctx, cancel = s.health.context(context.WithoutCancel(ctx), attemptTimeout)
+	ctx, cancel := s.health.context(context.WithoutCancel(ctx), attemptTimeout)
 	defer cancel()
-	r := &round{Service: s, ask: a, tx: &transaction{conn: conn}, careful: careful}
+	r := &round{Service: s, ask: a, tx: &transaction{conn: conn, answered: s.health.lives}, careful: careful}
 	answer, err := r.run(ctx)
 	if err != nil {
 		r.tx.rollback(ctx)
-		if outage(err) || conn.Conn().IsClosed() {
+		var refused *RefusedJoin
+		if !errors.As(err, &refused) && (outage(err) || conn.Conn().IsClosed() || ctx.Err() != nil) {
 			return nil, unavailable(err)
 		}
 		return nil, err
 	}
 	r.committed()
 	return answer, nil
+}
+
+// acquire waits for a connection. One that takes too long to make is tried anew:
+// a busy database is not a dead one.
+func (s *Service) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	ctx, cancel := s.health.context(ctx, acquireTimeout)
+	defer cancel()
+	for {
+		conn, err := s.db.Acquire(ctx)
+		if err == nil || ctx.Err() != nil || !pgconn.Timeout(err) {
+			return conn, err
+		}
+	}
 }
 
 // round is one attempt at one round of a join.

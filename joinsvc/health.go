@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,10 +18,12 @@ const (
 )
 
 // health watches whether the database answers, so that joins fail at once while
-// it does not, instead of each waiting for its own timeout.
+// it does not, instead of each waiting for its own timeout. A probe that fails
+// proves nothing while joins are answered: then the machine is only busy.
 type health struct {
-	mu    sync.Mutex
-	cause error
+	answered atomic.Int64 // when a join's statement was answered last, Unix nanoseconds
+	mu       sync.Mutex
+	cause    error
 	// alive ends when the database stops answering.
 	alive context.Context
 	kill  context.CancelFunc
@@ -36,6 +39,9 @@ func (h *health) err() error {
 	defer h.mu.Unlock()
 	return h.cause
 }
+
+// lives notes that the database answered.
+func (h *health) lives() { h.answered.Store(time.Now().UnixNano()) }
 
 // context is one that ends after d, and early when the database stops answering.
 func (h *health) context(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
@@ -66,7 +72,9 @@ func (h *health) run(ctx context.Context, pool *pgxpool.Pool) error {
 		if conn, err = probe(ctx, conn, pool); ctx.Err() != nil {
 			return nil
 		}
-		h.set(err)
+		if err == nil || time.Since(time.Unix(0, h.answered.Load())) > probeTimeout {
+			h.set(err)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

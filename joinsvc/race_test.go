@@ -3,6 +3,7 @@ package joinsvc_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/better-compute/join-operator/api/wire"
 	"github.com/better-compute/join-operator/attestors"
+	"github.com/better-compute/join-operator/joinsvc"
 	"github.com/better-compute/join-operator/test/pgtest"
 )
 
@@ -42,11 +44,18 @@ type result struct {
 	err    error
 }
 
-// race joins all machines by one token over two replicas at once.
+// race joins all machines by one token over several replicas at once. As machines
+// do, they come again where the service is overloaded.
 func race(replicas []*replica, ms []*machine, token issued) []result {
 	out := make([]result, len(ms))
 	together(len(ms), func(i int) {
-		out[i].answer, out[i].err = replicas[i%len(replicas)].token(ms[i], token)
+		for try := 0; ; try++ {
+			out[i].answer, out[i].err = replicas[(i+try)%len(replicas)].token(ms[i], token)
+			var p *joinsvc.Problem
+			if !errors.As(out[i].err, &p) || p.Code != wire.Unavailable || try == 10 {
+				return
+			}
+		}
 	})
 	return out
 }

@@ -17,6 +17,8 @@ import (
 type transaction struct {
 	conn *pgxpool.Conn
 	open bool
+	// answered is told of each round trip that the database answered.
+	answered func()
 }
 
 // send sends statements in one round trip and reads what each answers; reads[i]
@@ -33,7 +35,11 @@ func (tx *transaction) send(ctx context.Context, b *pgx.Batch, reads ...func(pgx
 			return err
 		}
 	}
-	return results.Close()
+	err := results.Close()
+	if err == nil {
+		tx.answered()
+	}
+	return err
 }
 
 func readResult(results pgx.BatchResults, read func(pgx.Rows) error) error {
