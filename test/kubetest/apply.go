@@ -3,6 +3,8 @@ package kubetest
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -22,6 +24,15 @@ func Kustomize(tb testing.TB, folder string) []*unstructured.Unstructured {
 	}
 	kubectl, err := controlplane.Binary("kubectl")
 	if err != nil {
+		tb.Fatal(err)
+	}
+	// What kubectl reads, go test must know of, or it keeps an old result.
+	if err := filepath.WalkDir(filepath.Join(root, "config"), func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			_, err = os.Stat(path)
+		}
+		return err
+	}); err != nil {
 		tb.Fatal(err)
 	}
 	out, err := exec.CommandContext(tb.Context(), kubectl, "kustomize", filepath.Join(root, folder)).Output()

@@ -410,8 +410,7 @@ func TestNoServiceAccountOfOursMayApproveOrReadOthersSecrets(t *testing.T) {
 				t.Fatal(err)
 			}
 			if allowed, _, _ := unstructured.NestedBool(review.Object, "status", "allowed"); allowed {
-				b, _ := json.Marshal(q)
-				t.Errorf("%s may %s", sa, b)
+				t.Errorf("%s may %+v", sa, q)
 			}
 		}
 	}
