@@ -46,6 +46,8 @@ type replica struct {
 	files      *httpapi.TLSFiles
 	metrics    *prometheus.Registry
 	compatible atomic.Bool
+	// ending is set while the last joins are finished.
+	ending atomic.Bool
 }
 
 func build(ctx context.Context, o options, log *slog.Logger) (*replica, error) {
@@ -130,6 +132,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", err)
 	}
+	defer context.AfterFunc(ctx, func() { r.ending.Store(true) })()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer end()
