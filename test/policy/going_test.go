@@ -111,7 +111,7 @@ func TestTheGarbageCollectorIsNotHindered(t *testing.T) {
 func TestADecisionRemovesNoFinalizer(t *testing.T) {
 	w := newWorld(t)
 	ns := w.Namespace(t, tenantLabels)
-	alice, _ := w.user(t, ns, "alice", mayEdit, mayApprove)
+	alice, _ := w.user(t, ns, "alice", mayEdit, mayApprove, rule([]string{"joinrequests"}, []string{"manage"}))
 	jr := w.ask(t, ns, "gpu")
 	if err := w.Client.Patch(t.Context(), jr, merge(`{"metadata":{"finalizers":["example.com/hold"],"labels":{"a":"b"},"annotations":{"a":"b"}}}`)); err != nil {
 		t.Fatal(err)

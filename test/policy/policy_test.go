@@ -149,6 +149,7 @@ func (w *world) user(t *testing.T, ns, name string, rules ...rbacv1.PolicyRule) 
 			t.Fatal(err)
 		}
 	}
+	w.holds(t, ns, name, rules)
 	cfg := w.As(t, name)
 	return kubetest.ClientFor(t, cfg), cfg
 }
@@ -340,14 +341,7 @@ func TestNamespaceWithRequestsGoes(t *testing.T) {
 
 func TestTenantLabelIsForClusterAdministrators(t *testing.T) {
 	w := newWorld(t)
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "namespace-editor"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "create", "patch", "update"}}}}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "dave"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "dave"}}}
-	for _, o := range []client.Object{role, binding} {
-		if err := w.Client.Create(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
-	}
-	dave := kubetest.ClientFor(t, w.As(t, "dave"))
+	dave := w.clusterRole(t, "dave", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "create", "patch", "update"}})
 	wantForbidden(t, "dave makes a tenant", dave.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "dave-", Labels: tenantLabels}}), "manage", "tenants")
 	plain := w.Namespace(t, nil)
 	set := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"join.better-compute.dev/tenant":"true"}}}`))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -74,17 +75,17 @@ func TestPeoplesRolesEndWhereDecidingBegins(t *testing.T) {
 
 func (w *world) allowed(ctx context.Context, t *testing.T, user, ns string, a access) bool {
 	t.Helper()
-	resource, subresource := a.resource, ""
-	for i := range a.resource {
-		if a.resource[i] == '/' {
-			resource, subresource = a.resource[:i], a.resource[i+1:]
-		}
-	}
+	resource, subresource, _ := strings.Cut(a.resource, "/")
+	return w.may(ctx, t, user, authorizationv1.ResourceAttributes{
+		Group: group, Resource: resource, Subresource: subresource, Verb: a.verb, Namespace: ns, Name: a.name,
+	})
+}
+
+// may asks the authorizer.
+func (w *world) may(ctx context.Context, t *testing.T, user string, a authorizationv1.ResourceAttributes) bool {
+	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user, Groups: []string{"system:authenticated"},
-		ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Group: group, Resource: resource, Subresource: subresource, Verb: a.verb, Namespace: ns, Name: a.name,
-		},
+		User: user, Groups: []string{"system:authenticated"}, ResourceAttributes: &a,
 	}}
 	if err := w.Client.Create(ctx, review); err != nil {
 		t.Fatal(err)

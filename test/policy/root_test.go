@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
@@ -31,8 +32,26 @@ func (w *world) grant(t *testing.T, ns, user string, rules ...rbacv1.PolicyRule)
 		if err := w.Client.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = w.Client.Delete(t.Context(), o) })
+		t.Cleanup(func() { _ = w.Client.Delete(context.WithoutCancel(t.Context()), o) })
 	}
+	w.holds(t, ns, user, rules)
+}
+
+// holds waits until the API server knows what was granted, which takes a moment.
+func (w *world) holds(t *testing.T, ns, user string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	kubetest.Eventually(t, "the rights of "+user, func(ctx context.Context) error {
+		for _, r := range rules {
+			a := access{verb: r.Verbs[0], resource: r.Resources[0]}
+			if len(r.ResourceNames) > 0 {
+				a.name = r.ResourceNames[0]
+			}
+			if !w.allowed(ctx, t, user, ns, a) {
+				return fmt.Errorf("may not %v yet", a)
+			}
+		}
+		return nil
+	})
 }
 
 // robot is a service account of a tenant's that may approve the pool gpu.
@@ -49,6 +68,7 @@ func (w *world) robot(t *testing.T, ns string) client.Client {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	w.holds(t, ns, "system:serviceaccount:"+ns+":robot", []rbacv1.PolicyRule{mayEdit, mayApprove})
 	return kubetest.ClientFor(t, w.ServiceAccount(t, ns, "robot"))
 }
 

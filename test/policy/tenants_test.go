@@ -2,8 +2,10 @@ package policy
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,7 +41,28 @@ func (w *world) clusterRole(t *testing.T, user string, rules ...rbacv1.PolicyRul
 		_ = w.Client.Delete(context.Background(), binding)
 		_ = w.Client.Delete(context.Background(), role)
 	})
+	w.everywhere(t, user, rules)
 	return kubetest.ClientFor(t, w.As(t, user))
+}
+
+// everywhere waits as holds does. Rules on namespaces are asked for by a question of
+// their own: they are of another group.
+func (w *world) everywhere(t *testing.T, user string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	kubetest.Eventually(t, "the rights of "+user, func(ctx context.Context) error {
+		for _, r := range rules {
+			for _, verb := range r.Verbs {
+				a := authorizationv1.ResourceAttributes{Group: r.APIGroups[0], Resource: r.Resources[0], Verb: verb}
+				if len(r.ResourceNames) > 0 {
+					a.Name = r.ResourceNames[0]
+				}
+				if !w.may(ctx, t, user, a) {
+					return fmt.Errorf("may not %s %s yet", a.Verb, a.Resource)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // Status and finalize are written with the namespace's metadata.
