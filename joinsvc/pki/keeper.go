@@ -131,6 +131,9 @@ func (k *Keeper) register(ctx context.Context, loaded *set) error {
 // watchEnds shows when CAs end, and warns of one that signs and runs out: else a
 // whole fleet would run out in one second.
 func (k *Keeper) watchEnds(loaded *set, now time.Time, lifetime time.Duration) {
+	if loaded == nil {
+		return // the Secrets were not read yet
+	}
 	k.notAfter.Reset()
 	k.signing.Reset()
 	by := loaded.signing(now)
