@@ -187,6 +187,7 @@ type joinedEvent struct {
 	Attestor    string `json:"attestor"`
 	NodeKey     string `json:"nodeKey"`
 	Serial      string `json:"serial"`
+	Pool        string `json:"pool"`
 	Reclaimed   bool   `json:"reclaimed"`
 	JoinRequest string `json:"joinRequest,omitempty"`
 	TokenID     string `json:"tokenID,omitempty"`
@@ -196,7 +197,6 @@ type joinedEvent struct {
 type joinedAudit struct {
 	joinedEvent
 	Role      wire.Role `json:"role"`
-	Pool      string    `json:"pool"`
 	Site      string    `json:"site,omitempty"`
 	CSRSHA256 string    `json:"csrSHA256"`
 	// Source is the machine's address as the gateway saw it.
@@ -209,7 +209,7 @@ const unattested = "unattested"
 // entered is the parameters that the statements which enter a node share.
 func (r *round) entered(ad *admission, q *request, nodeID string, leaf *pki.Issued) ([]any, error) {
 	event := joinedEvent{
-		Attestor: r.attestor.ID(), NodeKey: unattested, Serial: hex.EncodeToString(leaf.Serial), Reclaimed: ad.target != nil, TokenID: ad.TokenID,
+		Attestor: r.attestor.ID(), NodeKey: unattested, Serial: hex.EncodeToString(leaf.Serial), Pool: ad.Pool, Reclaimed: ad.target != nil, TokenID: ad.TokenID,
 	}
 	if ad.NodeKeyURI != "" {
 		event.NodeKey = ad.NodeKeyURI
@@ -223,7 +223,7 @@ func (r *round) entered(ad *admission, q *request, nodeID string, leaf *pki.Issu
 	if err != nil {
 		return nil, err
 	}
-	detail, err := json.Marshal(joinedAudit{event, ad.Role, ad.Pool, ad.Site, hex.EncodeToString(r.csr.SHA256[:]), r.source})
+	detail, err := json.Marshal(joinedAudit{event, ad.Role, ad.Site, hex.EncodeToString(r.csr.SHA256[:]), r.source})
 	if err != nil {
 		return nil, err
 	}

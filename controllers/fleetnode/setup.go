@@ -2,7 +2,9 @@ package fleetnode
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,20 +60,41 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Named("fleetnode").
 		For(&v1alpha1.FleetNode{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.heldIn), builder.WithPredicates(answered)).
-		WatchesRawSource(r.Feed.Source(outbox.Subscription{Keys: nodesOf, Everything: r.everything, Coalesce: nodeCoalesce})).
+		WatchesRawSource(r.Feed.Source(outbox.Subscription{Keys: r.nodesOf, Everything: r.everything, Coalesce: nodeCoalesce})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, SkipNameValidation: &r.SkipNameValidation}).
 		Complete(r)
 }
 
-// nodesOf returns the nodes that events speak of.
-func nodesOf(_ context.Context, events []outbox.Event) ([]reconcile.Request, error) {
+// nodesOf returns the nodes that events speak of, but for new ones of pools that
+// show none: a fleet that is kept in the database alone must not cost a look at
+// every join.
+func (r *Reconciler) nodesOf(ctx context.Context, events []outbox.Event) ([]reconcile.Request, error) {
+	hidden, err := r.hidden(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var out []reconcile.Request
 	for _, e := range events {
-		if e.NodeID != "" && strings.HasPrefix(e.Type, "node.") {
+		if e.NodeID != "" && strings.HasPrefix(e.Type, "node.") && !entersHidden(e, hidden) {
 			out = append(out, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: e.Tenant, Name: e.NodeID}})
 		}
 	}
 	return out, nil
+}
+
+// entersHidden reports whether an event is a new node's in one of these pools.
+func entersHidden(e outbox.Event, hidden []types.NamespacedName) bool {
+	if e.Type != "node.joined" || len(hidden) == 0 {
+		return false
+	}
+	var data struct {
+		Pool      string `json:"pool"`
+		Reclaimed bool   `json:"reclaimed"`
+	}
+	if err := json.Unmarshal(e.Data, &data); err != nil || data.Reclaimed {
+		return false // a known node may have an object, whatever its pool shows
+	}
+	return slices.Contains(hidden, types.NamespacedName{Namespace: e.Tenant, Name: data.Pool})
 }
 
 // leaving returns the objects of a namespace that ask for what has not been

@@ -87,6 +87,9 @@ func Open(ctx context.Context, url string, o Options) (*pgxpool.Pool, error) {
 	p["statement_timeout"] = "5s"
 	p["idle_in_transaction_session_timeout"] = "10s"
 	p["default_transaction_isolation"] = "read committed"
+	// Postgres keeps a statement's plan. One made while a table was empty scans it
+	// from end to end until the next ANALYZE, and a fleet may come in before that.
+	p["enable_seqscan"] = "off"
 	if o.MaxConns > 0 {
 		cfg.MaxConns = o.MaxConns
 	}
