@@ -3,346 +3,441 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/json"
+	"fmt"
 	"io"
-	"log/slog"
-	"math/big"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"net/netip"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/better-compute/join-operator/api/wire"
 )
 
-// authority signs the certificates of one test.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert, key}
-}
-
-func (a *authority) issue(t *testing.T) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
-// replica is a join service that answers as the test says, over mutual TLS.
-func (a *authority) replica(t *testing.T, serve http.HandlerFunc) *httptest.Server {
-	t.Helper()
-	s := httptest.NewUnstartedServer(serve)
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{a.issue(t)}, ClientCAs: a.pool(), ClientAuth: tls.RequireAndVerifyClientCert}
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	return s
-}
-
-// front is a gateway before replicas, with its limits as the test says.
-func (a *authority) front(t *testing.T, change func(*Config), bases ...string) (url string, client *http.Client) {
-	t.Helper()
-	ups, err := NewUpstreams(bases, &tls.Config{RootCAs: a.pool(), Certificates: []tls.Certificate{a.issue(t)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{
-		Upstreams: ups, Refusals: NewLimiter(600, 5), Requests: NewLimiter(600, 50), MaxInFlight: 100,
-		Metrics: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
-	}
-	if change != nil {
-		change(&c)
-	}
-	h, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(h)
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{a.issue(t)}}
-	s.Config.ReadTimeout = 500 * time.Millisecond
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	return s.URL, &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: a.pool()}}}
-}
-
-func status(code int, body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.WriteHeader(code)
-		_, _ = io.WriteString(w, body)
-	}
-}
-
-func post(t *testing.T, c *http.Client, url string, body io.Reader, header http.Header) (*http.Response, string) {
-	t.Helper()
-	return send(t, c, http.MethodPost, url, body, header)
-}
-
-func send(t *testing.T, c *http.Client, method, url string, body io.Reader, header http.Header) (*http.Response, string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp, string(b)
-}
-
-func wantProblem(t *testing.T, resp *http.Response, body string, code wire.Code) {
-	t.Helper()
-	var p wire.Problem
-	if err := json.Unmarshal([]byte(body), &p); err != nil || p.Code != code || resp.StatusCode != code.Status() || resp.Header.Get("Content-Type") != wire.MediaTypeProblem {
-		t.Errorf("got %d %q %s, want the problem %s", resp.StatusCode, resp.Header.Get("Content-Type"), body, code)
-	}
-}
-
-func TestRelaysBytesAndOverwritesTheSource(t *testing.T) {
+func TestRelaysBytesAndSaysItsOwnHeadersOnly(t *testing.T) {
 	a := newAuthority(t)
 	want := "any bytes \x00 at all"
 	r := a.replica(t, func(w http.ResponseWriter, r *http.Request) {
 		got, _ := io.ReadAll(r.Body)
-		if string(got) != want || r.URL.Path != wire.PathJoin || len(r.TLS.PeerCertificates) != 1 {
-			t.Errorf("the service got %s %q with %d client certificates", r.URL.Path, got, len(r.TLS.PeerCertificates))
+		if string(got) != want || r.RequestURI != wire.PathJoin || len(r.TLS.PeerCertificates) != 1 {
+			t.Errorf("the service got %s %q with %d client certificates", r.RequestURI, got, len(r.TLS.PeerCertificates))
 		}
 		if h := r.Header.Values(sourceHeader); len(h) != 1 || h[0] != "127.0.0.1" {
 			t.Errorf("source %q", h)
 		}
-		if r.Header.Get("Cookie") != "" || r.Header.Get("X-Evil") != "" {
-			t.Error("the machine's own headers went through")
+		if h := r.Header.Values(idHeader); len(h) != 1 || h[0] == "mine" || h[0] == "" {
+			t.Errorf("request id %q", h)
+		}
+		for name := range r.Header {
+			switch name {
+			case sourceHeader, idHeader, "User-Agent", "Content-Type", "Content-Length":
+			default:
+				t.Errorf("the machine's own header went through: %s", name)
+			}
 		}
 		w.Header().Set("Content-Type", wire.MediaTypeJOSE)
 		w.Header().Set("X-Internal", "no")
+		w.Header().Set("Set-Cookie", "no")
 		_, _ = io.WriteString(w, "signed")
 	})
-	url, c := a.front(t, nil, r.URL)
-	resp, body := post(t, c, url+wire.PathJoin, strings.NewReader(want), http.Header{sourceHeader: {"6.6.6.6"}, "Cookie": {"a"}, "X-Evil": {"b"}})
-	if resp.StatusCode != http.StatusOK || body != "signed" || resp.Header.Get("Content-Type") != wire.MediaTypeJOSE || resp.Header.Get("X-Internal") != "" {
+	f := a.front(t, nil, r.URL)
+	resp, body := f.post(t, wire.PathJoin+"?a=b", strings.NewReader(want), http.Header{
+		sourceHeader: {"6.6.6.6"}, idHeader: {"mine"}, "Cookie": {"a"}, "X-Evil": {"b"}, "Forwarded": {"for=6.6.6.6"}, "X-Real-Ip": {"6.6.6.6"},
+		"Te": {"trailers"}, "Proxy-Authorization": {"x"}, "Accept-Encoding": {"gzip"}, "Authorization": {"Bearer x"},
+	})
+	if resp.StatusCode != http.StatusOK || body != "signed" || resp.Header.Get("Content-Type") != wire.MediaTypeJOSE {
 		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+	}
+	if resp.Header.Get("X-Internal") != "" || resp.Header.Get("Set-Cookie") != "" {
+		t.Errorf("internal headers came out: %v", resp.Header)
+	}
+	if resp.TLS.Version != tls.VersionTLS13 || resp.ProtoMajor != 1 {
+		t.Errorf("TLS %x, %s", resp.TLS.Version, resp.Proto)
+	}
+}
+
+func TestAnswersGoThroughByteForByte(t *testing.T) {
+	a := newAuthority(t)
+	refusal := `{"status":403,"title":"Join refused","code":"ACCESS_DENIED"}`
+	for _, tc := range []struct {
+		status int
+		header map[string]string
+		body   string
+	}{
+		{http.StatusForbidden, map[string]string{"Content-Type": wire.MediaTypeProblem, "Cache-Control": "no-store"}, refusal},
+		{http.StatusServiceUnavailable, map[string]string{"Content-Type": wire.MediaTypeProblem, "Retry-After": "7"}, "{}"},
+		{http.StatusTooManyRequests, map[string]string{"Content-Type": wire.MediaTypeProblem, "Retry-After": "9"}, "{}"},
+		{http.StatusInternalServerError, map[string]string{"Content-Type": wire.MediaTypeProblem}, "{}"},
+		{http.StatusOK, map[string]string{"Content-Type": wire.MediaTypeJOSE}, strings.Repeat("x", 300_000)},
+		{http.StatusNoContent, nil, ""},
+		{http.StatusFound, map[string]string{"Location": "https://elsewhere.invalid/"}, ""},
+	} {
+		r := a.replica(t, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			for k, v := range tc.header {
+				w.Header().Set(k, v)
+			}
+			w.WriteHeader(tc.status)
+			_, _ = io.WriteString(w, tc.body)
+		})
+		f := a.front(t, nil, r.URL)
+		f.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		resp, body := f.post(t, wire.PathJoin, strings.NewReader("{}"), nil)
+		if resp.StatusCode != tc.status || body != tc.body {
+			t.Errorf("got %d %.80q, want %d %.80q", resp.StatusCode, body, tc.status, tc.body)
+		}
+		for k, v := range tc.header {
+			if k == "Location" {
+				v = "" // the service never redirects
+			}
+			if resp.Header.Get(k) != v {
+				t.Errorf("%d: %s is %q, want %q", tc.status, k, resp.Header.Get(k), v)
+			}
+		}
+	}
+}
+
+func TestBundleIsCachedByItsTag(t *testing.T) {
+	a := newAuthority(t)
+	r := a.replica(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"x"`)
+		if r.Header.Get("If-None-Match") == `"x"` {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		_, _ = io.WriteString(w, r.RequestURI)
+	})
+	f := a.front(t, nil, r.URL)
+	if resp, body := f.send(t, http.MethodGet, wire.PathBundle+"?x=y", nil, nil); body != wire.PathBundle || resp.Header.Get("ETag") != `"x"` {
+		t.Errorf("got %q %v", body, resp.Header)
+	}
+	if resp, _ := f.send(t, http.MethodGet, wire.PathBundle, nil, http.Header{"If-None-Match": {`"x"`}}); resp.StatusCode != http.StatusNotModified {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if _, body := f.send(t, http.MethodGet, wire.PathRotations+"?after=7", nil, nil); body != wire.PathRotations+"?after=7" {
+		t.Errorf("got %q", body)
+	}
+	if resp, body := f.send(t, http.MethodHead, wire.PathCRL+"/00ff", nil, nil); resp.StatusCode != http.StatusOK || body != "" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
 }
 
 func TestOnlyTheProtocolGoesThrough(t *testing.T) {
 	a := newAuthority(t)
-	r := a.replica(t, func(http.ResponseWriter, *http.Request) { t.Error("it went through") })
-	url, c := a.front(t, nil, r.URL)
+	r := a.replica(t, func(_ http.ResponseWriter, r *http.Request) { t.Errorf("it went through: %s", r.RequestURI) })
+	f := a.front(t, nil, r.URL)
 	for _, tc := range []struct {
 		method, path string
 		code         wire.Code
+		allow        string
 	}{
-		{http.MethodGet, wire.PathJoin, wire.MethodNotAllowed},
-		{http.MethodPut, wire.PathJoin, wire.MethodNotAllowed},
-		{http.MethodPost, wire.PathBundle, wire.MethodNotAllowed},
-		{http.MethodPost, "/", wire.NotFound},
-		{http.MethodPost, "/v1/join/", wire.NotFound},
-		{http.MethodPost, "/V1/JOIN", wire.NotFound},
-		{http.MethodGet, "/metrics", wire.NotFound},
-		{http.MethodGet, "/v1/crl/ab/cd", wire.NotFound},
-		{http.MethodGet, "/debug/pprof/", wire.NotFound},
+		{http.MethodGet, wire.PathJoin, wire.MethodNotAllowed, "POST"},
+		{http.MethodHead, wire.PathConfirm, "", "POST"},
+		{http.MethodPut, wire.PathJoin, wire.MethodNotAllowed, "POST"},
+		{"BREW", wire.PathRenew, wire.MethodNotAllowed, "POST"},
+		{http.MethodPost, wire.PathBundle, wire.MethodNotAllowed, "GET, HEAD"},
+		{http.MethodDelete, wire.PathCRL, wire.MethodNotAllowed, "GET, HEAD"},
+		{http.MethodPost, "/healthz", wire.MethodNotAllowed, "GET, HEAD"},
+		{http.MethodPost, "/", wire.NotFound, ""},
+		{http.MethodPost, "/v1/join/", wire.NotFound, ""},
+		{http.MethodPost, "//v1/join", wire.NotFound, ""},
+		{http.MethodPost, "/v1/../v1/join", wire.NotFound, ""},
+		{http.MethodPost, "/v1/join%2f", wire.NotFound, ""},
+		{http.MethodPost, "/V1/JOIN", wire.NotFound, ""},
+		{http.MethodGet, "/metrics", wire.NotFound, ""},
+		{http.MethodGet, "/v1/crl/", wire.NotFound, ""},
+		{http.MethodGet, "/v1/crl/ab/cd", wire.NotFound, ""},
+		{http.MethodGet, "/v1/crl/AB", wire.NotFound, ""},
+		{http.MethodGet, "/v1/crl/..", wire.NotFound, ""},
+		{http.MethodGet, "/v1/crl/" + strings.Repeat("ab", 65), wire.NotFound, ""},
+		{http.MethodGet, "/debug/pprof/", wire.NotFound, ""},
 	} {
-		resp, body := send(t, c, tc.method, url+tc.path, strings.NewReader("{}"), nil)
-		wantProblem(t, resp, body, tc.code)
-	}
-	for _, body := range []io.Reader{bytes.NewReader(make([]byte, wire.MaxBody+1)), io.MultiReader(bytes.NewReader(make([]byte, 2<<20)))} {
-		resp, text := post(t, c, url+wire.PathJoin, body, nil)
-		wantProblem(t, resp, text, wire.TooLarge)
+		resp, body := f.send(t, tc.method, tc.path, strings.NewReader("{}"), nil)
+		if tc.code != "" {
+			wantProblem(t, resp, body, tc.code)
+		}
+		if resp.Header.Get("Allow") != tc.allow {
+			t.Errorf("%s %s: Allow is %q, want %q", tc.method, tc.path, resp.Header.Get("Allow"), tc.allow)
+		}
 	}
 }
 
-func TestSlowBodyIsCutOff(t *testing.T) {
+func TestBodiesAreCapped(t *testing.T) {
+	a := newAuthority(t)
+	var got atomic.Int64
+	r := a.replica(t, func(_ http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		got.Store(n)
+	})
+	f := a.front(t, nil, r.URL)
+	unknown := func(n int) io.Reader { return io.MultiReader(bytes.NewReader(make([]byte, n))) } // sent in chunks
+	for _, n := range []int{0, 1, smallBody - 1, smallBody, smallBody + 1, wire.MaxBody} {
+		for _, body := range []io.Reader{bytes.NewReader(make([]byte, n)), unknown(n)} {
+			got.Store(-1)
+			if resp, _ := f.post(t, wire.PathJoin, body, nil); resp.StatusCode != http.StatusOK || got.Load() != int64(n) {
+				t.Errorf("%d bytes: %d, %d arrived", n, resp.StatusCode, got.Load())
+			}
+		}
+	}
+	got.Store(-1)
+	for _, n := range []int{wire.MaxBody + 1, 2 << 20} {
+		for _, method := range []string{http.MethodPost, http.MethodPut} { // size comes before method
+			for _, body := range []io.Reader{bytes.NewReader(make([]byte, n)), unknown(n)} {
+				resp, text := f.send(t, method, wire.PathJoin, body, nil)
+				wantProblem(t, resp, text, wire.TooLarge)
+			}
+		}
+	}
+	if got.Load() != -1 {
+		t.Error("too large a body went through")
+	}
+	if n := len(f.handler.large); n != 0 {
+		t.Errorf("%d slots for large bodies were not given back", n)
+	}
+}
+
+func TestLargeBodiesAreHeldByOnlySoMany(t *testing.T) {
+	a := newAuthority(t)
+	come, goOn := make(chan struct{}, 2), make(chan struct{})
+	r := a.replica(t, func(http.ResponseWriter, *http.Request) {
+		come <- struct{}{}
+		<-goOn
+	})
+	f := a.front(t, func(c *Config, _ *Server) { c.MaxLargeBodies = 1 }, r.URL)
+	done := make(chan error, 1)
+	go func() {
+		resp, _, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, bytes.NewReader(make([]byte, 100_000)), nil)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("status %d", resp.StatusCode)
+		}
+		done <- err
+	}()
+	within(t, "the first one arrives", come)
+	resp, body := f.post(t, wire.PathJoin, bytes.NewReader(make([]byte, 100_000)), nil)
+	wantProblem(t, resp, body, wire.Unavailable)
+	go func() { <-come; close(goOn) }()
+	if resp, _ := f.post(t, wire.PathJoin, bytes.NewReader(make([]byte, 3_000)), nil); resp.StatusCode != http.StatusOK {
+		t.Errorf("a small one got %d", resp.StatusCode)
+	}
+	if err := within(t, "the first one's answer", done); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRequestsInFlightAreCapped(t *testing.T) {
+	a := newAuthority(t)
+	come, goOn := make(chan struct{}), make(chan struct{})
+	r := a.replica(t, func(http.ResponseWriter, *http.Request) {
+		come <- struct{}{}
+		<-goOn
+	})
+	f := a.front(t, func(c *Config, _ *Server) { c.MaxInFlight = 1 }, r.URL)
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, strings.NewReader("x"), nil)
+		done <- err
+	}()
+	within(t, "the first one arrives", come)
+	resp, body := f.post(t, wire.PathJoin, strings.NewReader("x"), nil)
+	wantProblem(t, resp, body, wire.Unavailable)
+	close(goOn)
+	if err := within(t, "the first one's answer", done); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSlowMachinesAreCutOffAndHoldNothing(t *testing.T) {
+	a := newAuthority(t)
+	r := a.replica(t, status(http.StatusOK, "joined"))
+	f := a.front(t, func(c *Config, s *Server) {
+		c.MaxInFlight, c.MaxLargeBodies, s.ReadTimeout = 1, 2, 2*time.Second
+	}, r.URL)
+	for _, sent := range []string{
+		"POST " + wire.PathJoin + " HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
+		"POST " + wire.PathJoin + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}",
+		"POST " + wire.PathJoin + " HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + strings.Repeat("x", 20_000),
+		"POST " + wire.PathJoin + " HTTP/1.1\r\nHost",
+	} {
+		conn, err := tls.Dial("tcp", f.address, &tls.Config{RootCAs: a.pool()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, sent); err != nil {
+			t.Fatal(err)
+		}
+		drip, stop := context.WithCancel(t.Context())
+		go func() {
+			for tick := time.Tick(50 * time.Millisecond); ; {
+				select {
+				case <-tick:
+					_, _ = io.WriteString(conn, " ")
+				case <-drip.Done():
+					return
+				}
+			}
+		}()
+		// Meanwhile others are served.
+		if resp, _ := f.post(t, wire.PathJoin, strings.NewReader("x"), nil); resp.StatusCode != http.StatusOK {
+			t.Errorf("another machine got %d", resp.StatusCode)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(conn)
+		if ne, ok := err.(interface{ Timeout() bool }); ok && ne.Timeout() {
+			t.Errorf("it was not cut off: %v: %q", err, answer)
+		}
+		if strings.Contains(string(answer), "joined") {
+			t.Errorf("%q", answer)
+		}
+		stop()
+		conn.Close()
+	}
+}
+
+func TestHeadersAreCapped(t *testing.T) {
 	a := newAuthority(t)
 	r := a.replica(t, func(http.ResponseWriter, *http.Request) { t.Error("it went through") })
-	url, _ := a.front(t, nil, r.URL)
-	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.pool()})
+	f := a.front(t, nil, r.URL)
+	resp, _ := f.post(t, wire.PathJoin, strings.NewReader("x"), http.Header{"X-Long": {strings.Repeat("x", 20_000)}})
+	if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+}
+
+func TestOnlyTLS13(t *testing.T) {
+	a := newAuthority(t)
+	f := a.front(t, nil, "https://127.0.0.1:1")
+	if conn, err := tls.Dial("tcp", f.address, &tls.Config{RootCAs: a.pool(), MaxVersion: tls.VersionTLS12}); err == nil {
+		conn.Close()
+		t.Error("TLS 1.2 was taken")
+	}
+	conn, err := tls.Dial("tcp", f.address, &tls.Config{RootCAs: a.pool()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := io.WriteString(conn, "POST "+wire.PathJoin+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := io.ReadAll(conn)
-	if err != nil || strings.Contains(string(answer), "200 OK") {
-		t.Errorf("%v: %q", err, answer)
+	if c := conn.ConnectionState().CurveID; c != tls.X25519MLKEM768 {
+		t.Errorf("the key exchange is %v", c)
 	}
 }
 
-func TestRefusalsAreWeighedAndSuccessIsNot(t *testing.T) {
+func TestHealthIsTheGatewaysOwn(t *testing.T) {
 	a := newAuthority(t)
-	var refuses atomic.Bool
+	var up atomic.Bool
 	r := a.replica(t, func(w http.ResponseWriter, r *http.Request) {
-		if refuses.Load() {
-			status(http.StatusForbidden, "refused")(w, r)
-			return
+		if r.URL.Path != pathReadyz {
+			t.Errorf("asked for %s", r.URL.Path)
 		}
-		status(http.StatusOK, "joined")(w, r)
+		if !up.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
 	})
-	url, c := a.front(t, func(c *Config) { c.Refusals = NewLimiter(3, 0.001) }, r.URL)
-	for range 50 {
-		if resp, _ := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil); resp.StatusCode != http.StatusOK {
-			t.Fatalf("an honest machine got %d", resp.StatusCode)
-		}
+	f := a.front(t, nil, r.URL)
+	if resp, body := f.send(t, http.MethodGet, "/healthz", nil, nil); resp.StatusCode != http.StatusOK || body != "ok\n" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
-	refuses.Store(true)
-	for range 3 {
-		if resp, body := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil); resp.StatusCode != http.StatusForbidden || body != "refused" {
-			t.Fatalf("got %d %q", resp.StatusCode, body)
-		}
+	ask := func() (*http.Response, string) { return f.send(t, http.MethodGet, "/readyz", nil, nil) }
+	resp, body := ask()
+	wantProblem(t, resp, body, wire.Unavailable)
+	f.handler.cfg.Upstreams.probe(t.Context())
+	resp, body = ask()
+	wantProblem(t, resp, body, wire.Unavailable)
+	up.Store(true)
+	f.handler.cfg.Upstreams.probe(t.Context())
+	if resp, body := ask(); resp.StatusCode != http.StatusOK || body != "ok\n" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
-	resp, body := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil)
-	wantProblem(t, resp, body, wire.RateLimited)
-	if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || n < 1 {
-		t.Errorf("Retry-After %q", resp.Header.Get("Retry-After"))
-	}
-	if resp, _ := send(t, c, http.MethodGet, url+wire.PathBundle, nil, nil); resp.StatusCode == http.StatusTooManyRequests {
-		t.Error("what is public has a budget of its own")
-	}
+	f.handler.Drain()
+	resp, body = ask()
+	wantProblem(t, resp, body, wire.Unavailable)
 }
 
-func TestAnotherReplicaAnswersWhereOneIsGone(t *testing.T) {
+func TestStoppingFinishesWhatIsUnderWay(t *testing.T) {
 	a := newAuthority(t)
-	dead := a.replica(t, nil)
-	dead.Close()
-	breaks := a.replica(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	lives := a.replica(t, status(http.StatusOK, "joined"))
-	url, c := a.front(t, nil, dead.URL, breaks.URL, lives.URL)
-	for range 20 {
-		if resp, body := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil); resp.StatusCode != http.StatusOK || body != "joined" {
-			t.Fatalf("got %d %q", resp.StatusCode, body)
+	come, goOn := make(chan struct{}), make(chan struct{})
+	r := a.replica(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(come)
+		<-goOn
+		_, _ = io.WriteString(w, "joined")
+	})
+	f := a.front(t, nil, r.URL)
+	got := make(chan string, 1)
+	go func() {
+		_, body, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, strings.NewReader("x"), nil)
+		got <- fmt.Sprint(body, err)
+	}()
+	within(t, "the join arrives", come)
+	f.stop()
+	eventually(t, "new connections are refused", func() bool {
+		conn, err := tls.Dial("tcp", f.address, &tls.Config{RootCAs: a.pool()})
+		if err == nil {
+			conn.Close()
 		}
+		return err != nil
+	})
+	select {
+	case err := <-f.stopped:
+		t.Fatalf("it stopped with a join under way: %v", err)
+	default:
 	}
-	url, c = a.front(t, nil, dead.URL)
-	resp, body := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil)
-	wantProblem(t, resp, body, wire.Unavailable)
-	if resp.Header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	close(goOn)
+	if g := within(t, "the answer", got); g != "joined<nil>" {
+		t.Errorf("the join under way got %s", g)
 	}
-}
-
-func TestReplicaOfAnotherAuthorityIsNotTrusted(t *testing.T) {
-	a, other := newAuthority(t), newAuthority(t)
-	r := other.replica(t, func(http.ResponseWriter, *http.Request) { t.Error("it went through") })
-	url, c := a.front(t, nil, r.URL)
-	resp, body := post(t, c, url+wire.PathJoin, strings.NewReader("x"), nil)
-	wantProblem(t, resp, body, wire.Unavailable)
-}
-
-func TestSourceComesFromTrustedHopsOnly(t *testing.T) {
-	for _, tc := range []struct {
-		hops      int
-		forwarded []string
-		want      string
-	}{
-		{0, []string{"6.6.6.6"}, "192.0.2.1"},
-		{1, []string{"6.6.6.6, 203.0.113.7"}, "203.0.113.7"},
-		{1, []string{"6.6.6.6", "203.0.113.7"}, "203.0.113.7"},
-		{2, []string{"6.6.6.6, 203.0.113.7, 10.0.0.1"}, "203.0.113.7"},
-		{2, []string{"203.0.113.7"}, "192.0.2.1"},
-		{1, []string{"no address"}, "192.0.2.1"},
-		{1, nil, "192.0.2.1"},
-	} {
-		h := &handler{Config: Config{TrustedHops: tc.hops}}
-		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		r.RemoteAddr = "192.0.2.1:1234"
-		r.Header["X-Forwarded-For"] = tc.forwarded
-		if got := h.source(r).String(); got != tc.want {
-			t.Errorf("%d hops, %q: %s, want %s", tc.hops, tc.forwarded, got, tc.want)
-		}
+	if err := within(t, "the end", f.stopped); err != nil {
+		t.Error(err)
 	}
 }
 
-func TestLimiterRefillsCountsNetworksAndForgets(t *testing.T) {
-	now := time.Unix(0, 0)
-	l := NewLimiter(2, 1)
-	l.now = func() time.Time { return now }
-	one, sibling, other := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::ffff"), netip.MustParseAddr("2001:db8:0:1::1")
-	l.Spend(one)
-	l.Spend(sibling)
-	if l.Wait(one, false) != time.Second || l.Wait(other, false) != 0 {
-		t.Error("a /64 is one source, and another is another")
-	}
-	now = now.Add(time.Second)
-	if l.Wait(one, false) != 0 {
-		t.Error("one a second is forgiven")
-	}
-	for i := range maxSources + 10 {
-		l.Spend(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}))
-	}
-	if len(l.buckets) > maxSources || l.recent.Len() != len(l.buckets) {
-		t.Errorf("%d buckets, %d in the list", len(l.buckets), l.recent.Len())
+func TestAnswersAreCounted(t *testing.T) {
+	a := newAuthority(t)
+	r := a.replica(t, status(http.StatusForbidden, "refused"))
+	registry := prometheus.NewRegistry()
+	f := a.front(t, func(c *Config, _ *Server) { c.Metrics = registry }, r.URL)
+	f.post(t, wire.PathJoin, strings.NewReader("x"), nil)
+	f.post(t, "/bcjt_secret", strings.NewReader("x"), nil)
+	want := `
+# HELP join_gateway_answers_total Answers to machines, by endpoint and status.
+# TYPE join_gateway_answers_total counter
+join_gateway_answers_total{endpoint="join",status="403"} 1
+join_gateway_answers_total{endpoint="unknown",status="404"} 1
+# HELP join_gateway_refused_sources Sources that have refusals to their account, or had lately.
+# TYPE join_gateway_refused_sources gauge
+join_gateway_refused_sources 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "join_gateway_answers_total", "join_gateway_refused_sources"); err != nil {
+		t.Error(err)
 	}
 }
 
 func TestR04_GatewayLinksNeitherDatabaseNorKubernetesNorKeys(t *testing.T) {
-	out, err := exec.CommandContext(context.Background(), "go", "list", "-deps", "github.com/better-compute/join-operator/cmd/gateway").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/better-compute/join-operator/cmd/gateway").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, forbidden := range []string{"jackc/pgx", "k8s.io/client-go", "joinsvc/keyring", "joinsvc/pki", "joinsvc/keys", "go-jose"} {
-		if strings.Contains(string(out), forbidden) {
-			t.Errorf("the gateway links %s", forbidden)
+	ours := 0
+	for _, pkg := range strings.Fields(string(out)) {
+		if strings.HasPrefix(pkg, "github.com/better-compute/join-operator/") {
+			ours++
+			switch strings.TrimPrefix(pkg, "github.com/better-compute/join-operator/") {
+			case "api/wire", "joinsvc/gateway", "cmd/gateway":
+			default:
+				t.Errorf("the gateway links %s", pkg)
+			}
 		}
+		for _, forbidden := range []string{"k8s.io/", "github.com/jackc/", "github.com/go-jose/", "sigs.k8s.io/controller-runtime"} {
+			if strings.HasPrefix(pkg, forbidden) {
+				t.Errorf("the gateway links %s", pkg)
+			}
+		}
+	}
+	if ours < 3 {
+		t.Errorf("go list said %q", out)
 	}
 }

@@ -1,116 +1,205 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
 	"net/http"
-	"sync"
+	"net/url"
 	"sync/atomic"
 	"time"
 )
 
-// restFor is how long a replica that did not answer is tried last.
-const restFor = 2 * time.Second
+const (
+	// tries is how often a request is sent at most: a join is known by its CSR, so
+	// that the same one may reach two replicas.
+	tries = 2
+	// restFor is how long a replica that gave no answer is asked last, unless a
+	// probe finds it ready before.
+	restFor = time.Second
+	// answerTimeout bounds one try: the service's own limits end it earlier.
+	answerTimeout = 12 * time.Second
+	// relayTimeout bounds all tries.
+	relayTimeout = 20 * time.Second
+)
 
-// upstreamTimeout bounds one attempt: the service's own limits end it earlier.
-const upstreamTimeout = 15 * time.Second
-
-// Upstreams are the replicas of the join service.
+// Upstreams are the replicas of the join service. The one with the least under way
+// is asked; one that is not ready or gave no answer is asked last.
 type Upstreams struct {
-	replicas []*replica
-	client   *http.Client
+	targets  []target
+	identity *Identity
+	log      *slog.Logger
+	replicas atomic.Pointer[[]*replica]
+	turn     atomic.Uint32
 }
 
+// target is a configured replica, or a name that stands for several.
+type target struct{ host, port string }
+
+// replica is one address.
 type replica struct {
-	base      string
+	target
+	address   string // host:port that is dialled
+	transport *http.Transport
 	inFlight  atomic.Int64
-	mu        sync.Mutex
-	restUntil time.Time
+	restUntil atomic.Int64 // Unix nanoseconds
+	health    atomic.Int32
 }
 
-// NewUpstreams relays to base URLs with a client certificate. Connections are
-// kept and reused, as HTTP/1.1: it costs the least CPU.
-func NewUpstreams(bases []string, tlsConfig *tls.Config) (*Upstreams, error) {
-	if len(bases) == 0 {
+// Health, as probes see it.
+const (
+	unprobed int32 = iota
+	ready
+	unready
+)
+
+// NewUpstreams takes the https URLs of replicas. A URL's host may be a name with
+// several addresses, each of which is a replica (see Run).
+func NewUpstreams(urls []string, identity *Identity, log *slog.Logger) (*Upstreams, error) {
+	if len(urls) == 0 {
 		return nil, errors.New("no replica of the join service is given")
 	}
-	u := &Upstreams{client: &http.Client{
-		Transport: &http.Transport{
-			TLSClientConfig: tlsConfig, MaxIdleConns: 0, MaxIdleConnsPerHost: 1024, IdleConnTimeout: 90 * time.Second,
-			TLSHandshakeTimeout: 5 * time.Second, ResponseHeaderTimeout: upstreamTimeout, DisableCompression: true,
-			Protocols: http1(),
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
-	for _, b := range bases {
-		u.replicas = append(u.replicas, &replica{base: b})
+	u := &Upstreams{identity: identity, log: log}
+	var replicas []*replica
+	for _, s := range urls {
+		parsed, err := url.Parse(s)
+		if err != nil {
+			return nil, fmt.Errorf("replica of the join service: %w", err)
+		}
+		if parsed.Scheme != "https" || parsed.Hostname() == "" || parsed.User != nil || (parsed.Path != "" && parsed.Path != "/") || parsed.RawQuery != "" {
+			return nil, fmt.Errorf("replica of the join service: %q is not https://HOST[:PORT]", s)
+		}
+		t := target{host: parsed.Hostname(), port: parsed.Port()}
+		if t.port == "" {
+			t.port = "443"
+		}
+		u.targets = append(u.targets, t)
+		replicas = append(replicas, u.newReplica(t, net.JoinHostPort(t.host, t.port)))
 	}
+	u.replicas.Store(&replicas)
 	return u, nil
 }
 
-func http1() *http.Protocols {
-	p := new(http.Protocols)
-	p.SetHTTP1(true)
-	return p
+func (u *Upstreams) newReplica(t target, address string) *replica {
+	r := &replica{target: t, address: address}
+	// HTTP/1.1 over connections that are kept costs the least.
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	r.transport = &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return u.identity.dial(ctx, network, r.address, r.host)
+		},
+		Protocols: protocols, DisableCompression: true,
+		MaxIdleConnsPerHost: 1024, IdleConnTimeout: 60 * time.Second,
+		ResponseHeaderTimeout: answerTimeout, MaxResponseHeaderBytes: 16 << 10,
+	}
+	return r
 }
 
-// Do sends a request to the replica with the least under way. One that cannot be
-// reached or breaks off is rested, and the next one is asked: the same request may
-// be sent twice, since joins are known by their CSR.
-func (u *Upstreams) Do(ctx context.Context, build func(ctx context.Context, base string) (*http.Request, error)) (*http.Response, error) {
+// outgoing is a request to the service, ready for any replica.
+type outgoing struct {
+	method, path, query string
+	header              http.Header
+	body                []byte
+}
+
+func (o *outgoing) to(ctx context.Context, r *replica) *http.Request {
+	req := &http.Request{
+		Method: o.method, URL: &url.URL{Scheme: "https", Host: r.address, Path: o.path, RawQuery: o.query}, Host: net.JoinHostPort(r.host, r.port),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: o.header,
+	}
+	if len(o.body) > 0 {
+		// With GetBody the transport itself repeats what a closing connection never took.
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(o.body)), nil }
+		req.Body, _ = req.GetBody()
+		req.ContentLength = int64(len(o.body))
+	}
+	return req.WithContext(ctx)
+}
+
+// Do sends a request, and once more to another replica (where there is one) if it
+// was not sent or got no answer. It returns how often it was sent.
+func (u *Upstreams) Do(ctx context.Context, o *outgoing) (*answer, int, error) {
+	ctx, cancel := context.WithTimeout(ctx, relayTimeout)
+	var failed *replica
 	var last error
-	tried := map[*replica]bool{}
-	for range min(len(u.replicas), 3) {
-		r := u.pick(tried)
-		if r == nil {
-			break
-		}
-		tried[r] = true
-		req, err := build(ctx, r.base)
-		if err != nil {
-			return nil, err
-		}
-		r.inFlight.Add(1)
-		resp, err := u.client.Do(req)
-		r.inFlight.Add(-1)
+	for n := range tries {
+		r := u.pick(failed)
+		a, err := r.do(ctx, o)
 		if err == nil {
-			return resp, nil
+			a.end = cancel
+			return a, n + 1, nil
 		}
-		last = err
+		last = fmt.Errorf("%s: %w", r.address, err)
 		if ctx.Err() != nil {
-			return nil, err
+			cancel()
+			return nil, n + 1, last
 		}
 		r.rest()
+		failed = r
 	}
-	return nil, last
+	cancel()
+	return nil, tries, last
 }
 
-// pick is the replica with the least under way of those not tried; rested ones last.
-func (u *Upstreams) pick(tried map[*replica]bool) *replica {
-	now := time.Now()
+func (r *replica) do(ctx context.Context, o *outgoing) (*answer, error) {
+	r.inFlight.Add(1)
+	defer r.inFlight.Add(-1)
+	resp, err := r.transport.RoundTrip(o.to(ctx, r))
+	if err != nil {
+		return nil, err
+	}
+	return read(resp, o.method)
+}
+
+// pick is the replica with the least under way; of equals each in its turn. One
+// that failed this request comes last, then those that rest or are not ready.
+func (u *Upstreams) pick(failed *replica) *replica {
+	replicas := *u.replicas.Load()
+	now := time.Now().UnixNano()
+	start := int(u.turn.Add(1))
 	var best *replica
-	bestRests := true
-	for _, r := range u.replicas {
-		if tried[r] {
-			continue
+	least := int64(math.MaxInt64)
+	for i := range replicas {
+		r := replicas[(start+i)%len(replicas)]
+		load := r.inFlight.Load()
+		if r.health.Load() == unready || r.restUntil.Load() > now {
+			load += 1 << 40
 		}
-		rests := r.rests(now)
-		if best == nil || (bestRests && !rests) || (bestRests == rests && r.inFlight.Load() < best.inFlight.Load()) {
-			best, bestRests = r, rests
+		if r == failed {
+			load += 1 << 50
+		}
+		if load < least {
+			best, least = r, load
 		}
 	}
 	return best
 }
 
+// rest makes a replica that gave no answer the last choice for a while. What is
+// left of its connections is as dead as the one that failed.
 func (r *replica) rest() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.restUntil = time.Now().Add(restFor)
+	r.restUntil.Store(time.Now().Add(restFor).UnixNano())
+	r.transport.CloseIdleConnections()
 }
 
-func (r *replica) rests(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return now.Before(r.restUntil)
+// Ready says whether a replica said that it is.
+func (u *Upstreams) Ready() bool {
+	n, _ := u.count()
+	return n > 0
+}
+
+func (u *Upstreams) count() (readyNow, all int) {
+	replicas := *u.replicas.Load()
+	for _, r := range replicas {
+		if r.health.Load() == ready {
+			readyNow++
+		}
+	}
+	return readyNow, len(replicas)
 }
