@@ -449,7 +449,9 @@ func makeAnswers(t *testing.T) answersFile {
 	_, _, bundleKeys := signer("bundle-1")
 	hash := strings.Repeat("ab", 32)
 	pending := `{"protocol":1,"csrSHA256":"` + hash + `","outcome":"pending","issuedAt":"2026-03-01T12:00:00Z","joinRequest":"jr-abcdefghijklmnop","retryAfterSeconds":15}`
-	header := func(change string) string { return `{"alg":"EdDSA","kid":"` + kid + `","typ":"bc-join+jws"` + change + `}` }
+	header := func(change string) string {
+		return `{"alg":"EdDSA","kid":"` + kid + `","typ":"bc-join+jws"` + change + `}`
+	}
 	whole := sign(key, header(""), pending)
 	return answersFile{
 		About: "the CSR hash stands for one; certificates are left out of joined: these vectors are about the signature",
