@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -209,6 +210,8 @@ func TestLargeBodiesAreHeldByOnlySoMany(t *testing.T) {
 		<-goOn
 	})
 	f := a.front(t, func(c *Config, _ *Server) { c.MaxLargeBodies = 1 }, r.URL)
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the replica is closed, which waits
 	done := make(chan error, 1)
 	go func() {
 		resp, _, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, bytes.NewReader(make([]byte, 100_000)), nil)
@@ -220,7 +223,7 @@ func TestLargeBodiesAreHeldByOnlySoMany(t *testing.T) {
 	within(t, "the first one arrives", come)
 	resp, body := f.post(t, wire.PathJoin, bytes.NewReader(make([]byte, 100_000)), nil)
 	wantProblem(t, resp, body, wire.Unavailable)
-	go func() { <-come; close(goOn) }()
+	go func() { <-come; release() }()
 	if resp, _ := f.post(t, wire.PathJoin, bytes.NewReader(make([]byte, 3_000)), nil); resp.StatusCode != http.StatusOK {
 		t.Errorf("a small one got %d", resp.StatusCode)
 	}
@@ -237,6 +240,8 @@ func TestRequestsInFlightAreCapped(t *testing.T) {
 		<-goOn
 	})
 	f := a.front(t, func(c *Config, _ *Server) { c.MaxInFlight = 1 }, r.URL)
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the replica is closed, which waits
 	done := make(chan error, 1)
 	go func() {
 		_, _, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, strings.NewReader("x"), nil)
@@ -245,7 +250,7 @@ func TestRequestsInFlightAreCapped(t *testing.T) {
 	within(t, "the first one arrives", come)
 	resp, body := f.post(t, wire.PathJoin, strings.NewReader("x"), nil)
 	wantProblem(t, resp, body, wire.Unavailable)
-	close(goOn)
+	release()
 	if err := within(t, "the first one's answer", done); err != nil {
 		t.Error(err)
 	}
@@ -367,6 +372,8 @@ func TestStoppingFinishesWhatIsUnderWay(t *testing.T) {
 		_, _ = io.WriteString(w, "joined")
 	})
 	f := a.front(t, nil, r.URL)
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the replica is closed, which waits
 	got := make(chan string, 1)
 	go func() {
 		_, body, err := f.try(t.Context(), http.MethodPost, wire.PathJoin, strings.NewReader("x"), nil)
@@ -386,7 +393,7 @@ func TestStoppingFinishesWhatIsUnderWay(t *testing.T) {
 		t.Fatalf("it stopped with a join under way: %v", err)
 	default:
 	}
-	close(goOn)
+	release()
 	if g := within(t, "the answer", got); g != "joined<nil>" {
 		t.Errorf("the join under way got %s", g)
 	}

@@ -111,6 +111,8 @@ func TestWhoLeavesBeforeTheRefusalIsCountedAllTheSame(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	})
 	f := a.front(t, func(c *Config, _ *Server) { c.Refusals = limiter(t, 1, 0.001) }, r.URL)
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the replica is closed, which waits
 	conn, err := tls.Dial("tcp", f.address, &tls.Config{RootCAs: a.pool()})
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +120,7 @@ func TestWhoLeavesBeforeTheRefusalIsCountedAllTheSame(t *testing.T) {
 	_, _ = io.WriteString(conn, "POST "+wire.PathJoin+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
 	within(t, "the request arrives", come)
 	conn.Close()
-	close(goOn)
+	release()
 	eventually(t, "the refusal is counted", func() bool { return f.handler.cfg.Refusals.Wait(netip.MustParseAddr("127.0.0.1")) > 0 })
 }
 

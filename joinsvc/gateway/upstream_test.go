@@ -140,6 +140,8 @@ func TestBusyReplicaGetsNoMoreThanTheFreeOne(t *testing.T) {
 		}).URL
 	}
 	f := a.front(t, nil, replica(0), replica(1))
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the replica is closed, which waits
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _, _ = f.try(t.Context(), http.MethodPost, wire.PathJoin, strings.NewReader("x"), nil) })
 	within(t, "a join arrives", come)
@@ -150,7 +152,7 @@ func TestBusyReplicaGetsNoMoreThanTheFreeOne(t *testing.T) {
 	if n := joins[busy].Load(); n != 1 {
 		t.Errorf("the busy replica got %d more", n-1)
 	}
-	close(goOn)
+	release()
 	wg.Wait()
 	for range 20 {
 		f.post(t, wire.PathJoin, strings.NewReader("x"), nil)
