@@ -95,16 +95,22 @@ func DecodeJoin(body []byte) (*Join, error) {
 			return nil, err
 		}
 	}
-	if (in.KeyID == nil) != (in.Sealed == nil) {
-		return nil, &FieldError{"sealed", "kid and sealed come together"}
-	}
-	if in.Sealed != nil {
-		j.KeyID, j.HasSealed = *in.KeyID, true
-		if j.Sealed, err = decodeField("sealed", *in.Sealed); err != nil {
-			return nil, err
-		}
+	if j.KeyID, j.Sealed, j.HasSealed, err = decodeSealedFields(in.KeyID, in.Sealed); err != nil {
+		return nil, err
 	}
 	return j, nil
+}
+
+// decodeSealedFields reads the two fields that come together or not at all.
+func decodeSealedFields(kid, sealed *string) (string, []byte, bool, error) {
+	if (kid == nil) != (sealed == nil) {
+		return "", nil, false, &FieldError{"sealed", "kid and sealed come together"}
+	}
+	if sealed == nil {
+		return "", nil, false, nil
+	}
+	b, err := decodeField("sealed", *sealed)
+	return *kid, b, true, err
 }
 
 // Sealed is the plaintext of a join's sealed part: all that is secret or
