@@ -8,16 +8,20 @@ type X509POP struct {
 	// Certificate is the leaf's DER.
 	Certificate []byte
 	Signature   []byte
+	// Proof answers the challenge of a certificate that makes a statement about its
+	// node's key; only a second round has it.
+	Proof []byte
 }
 
 type x509popJSON struct {
 	Certificate string `json:"certificate"`
 	Signature   string `json:"signature"`
+	Proof       string `json:"proof,omitempty"`
 }
 
 // MarshalJSON writes the evidence as a machine seals it.
 func (p *X509POP) MarshalJSON() ([]byte, error) {
-	return json.Marshal(x509popJSON{EncodeBase64(p.Certificate), EncodeBase64(p.Signature)})
+	return json.Marshal(x509popJSON{EncodeBase64(p.Certificate), EncodeBase64(p.Signature), EncodeBase64(p.Proof)})
 }
 
 // DecodeX509POP reads the evidence strictly; the certificate is not parsed. Its
@@ -40,6 +44,10 @@ func DecodeX509POP(evidence []byte) (*X509POP, error) {
 			return nil, &FieldError{f.name, "is required"}
 		}
 		*f.into = b
+	}
+	var err error
+	if p.Proof, err = decodeField("proof", in.Proof); err != nil {
+		return nil, err
 	}
 	return &p, nil
 }
