@@ -9,6 +9,9 @@ import (
 // Clock is the machine's time. Everything that waits or judges dates uses it.
 type Clock interface {
 	Now() time.Time
+	// Elapsed is the time since some fixed point. Unlike Now it runs evenly,
+	// whoever sets the clock, and also while the machine is suspended.
+	Elapsed() time.Duration
 	// Sleep returns after d, or with the context's error when that ends first.
 	Sleep(ctx context.Context, d time.Duration) error
 }
@@ -16,10 +19,12 @@ type Clock interface {
 // SystemClock is the operating system's time.
 type SystemClock struct{}
 
+var processStart = time.Now()
+
 // Now is the current time.
 func (SystemClock) Now() time.Time { return time.Now() }
 
-// Sleep waits.
+// Sleep waits. A suspended machine waits longer.
 func (SystemClock) Sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -66,7 +71,7 @@ func (b *backOff) next(atLeast time.Duration) time.Duration {
 	b.tries++
 	if atLeast > 0 {
 		// Machines that were all told the same time must not come back as one.
-		return min(atLeast, maxRetryAfter) + b.random(min(upTo, backOffBase))
+		return min(atLeast, maxRetryAfter) + b.random(upTo)
 	}
 	return b.random(upTo)
 }

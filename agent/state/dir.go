@@ -7,7 +7,9 @@
 // the next process goes on from it. One process at a time may change it.
 //
 //	lock                held (flock) by the process that may change the rest
-//	request.pem         the private key and the certificate request, together
+//	request.pem         the private key and the certificate request, together:
+//	                    those of current, or not answered yet
+//	reset               there while the directory is being emptied
 //	bundle.json         the pinned bundle, byte for byte
 //	progress.json       what the last exchange said; nothing depends on it
 //	current             symbolic link to the identity in force
@@ -28,6 +30,7 @@ const (
 	requestName    = "request.pem"
 	bundleName     = "bundle.json"
 	progressName   = "progress.json"
+	resetName      = "reset"
 	currentName    = "current"
 	identitiesName = "identities"
 
@@ -176,6 +179,9 @@ func (d *Dir) takeLock() error {
 }
 
 func (d *Dir) clean() error {
+	if err := d.finishReset(); err != nil {
+		return err
+	}
 	if err := removeTemps(d.fsys, d.path); err != nil {
 		return err
 	}

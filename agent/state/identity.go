@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -48,7 +49,14 @@ type Identity struct {
 	Serial string `json:"serial"`
 	// JoinedAt is the service's time of the answer.
 	JoinedAt time.Time `json:"joinedAt"`
+	// RenewAt is when to ask for the next certificate, by the service's time. It is
+	// chosen once, so that restarts do not choose again until it is now.
+	RenewAt time.Time `json:"renewAt,omitzero"`
 
+	// Key is the certificate's private key.
+	Key crypto.Signer `json:"-"`
+	// Generation counts the identities that this directory has held, from 1.
+	Generation int `json:"-"`
 	// Chain is the leaf and what leads to its CA, DER. CAs are the authorities
 	// that this machine trusts for its peers, DER.
 	Chain [][]byte `json:"-"`
@@ -66,8 +74,9 @@ type Outputs struct {
 	Key, Cert, CA string
 }
 
-// StoreIdentity writes an identity with its key as a new generation and puts it
-// in force by one rename. After an error the identity before it is in force.
+// StoreIdentity writes an identity with the request's key as a new generation and
+// puts it in force by one rename. After an error the identity before it is in
+// force. It sets the identity's Key and Generation.
 func (d *Dir) StoreIdentity(id *Identity, request *Request) error {
 	if len(id.Chain) == 0 {
 		return errors.New("store an identity: it has no certificate")
@@ -96,6 +105,13 @@ func (d *Dir) StoreIdentity(id *Identity, request *Request) error {
 	if err := replaceLink(d.fsys, d.file(currentName), filepath.Join(identitiesName, generation)); err != nil {
 		return fmt.Errorf("put the identity in force: %w", err)
 	}
+	id.Key = request.Key
+	if id.Generation, err = strconv.Atoi(generation); err != nil {
+		return err
+	}
+	// It stands, whatever becomes of the ones before it: the next opening clears
+	// what is left.
+	_ = d.removeStaleIdentities()
 	return nil
 }
 
@@ -163,8 +179,18 @@ func (d *Dir) Identity() (*Identity, error) {
 	return id, nil
 }
 
+// damagedIdentity says how to get the identity back. Its key and request are in
+// [Request] still, and the same request gets the same certificate again: from
+// the identity before it as a renewal, else from the token.
 func (d *Dir) damagedIdentity(path string, err error) error {
-	return &DamagedError{Path: path, Err: err, Remedy: "Remove " + d.file(currentName) + " and join again with the same token: the same key and request get the same certificate again"}
+	remedy := "Remove " + d.file(currentName) + " and join again with the same token: the same key and request get the same certificate again"
+	if n, convErr := strconv.Atoi(filepath.Base(path)); convErr == nil {
+		before := filepath.Join(identitiesName, strconv.Itoa(n-1))
+		if _, readErr := readIdentity(d.file(before)); readErr == nil {
+			remedy = "Put the one before it in force (ln -sfn " + before + " " + d.file(currentName) + ") and start bcd run: the same request gets the same certificate again"
+		}
+	}
+	return &DamagedError{Path: path, Err: err, Remedy: remedy}
 }
 
 func readIdentity(dir string) (*Identity, error) {
@@ -182,8 +208,17 @@ func readIdentity(dir string) (*Identity, error) {
 	if id.CAs, err = readCerts(filepath.Join(dir, CAFile)); err != nil {
 		return nil, err
 	}
-	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, CertFile), filepath.Join(dir, KeyFile)); err != nil {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, CertFile), filepath.Join(dir, KeyFile))
+	if err != nil {
 		return nil, fmt.Errorf("certificate and key: %w", err)
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("%s cannot sign", KeyFile)
+	}
+	id.Key = key
+	if id.Generation, err = strconv.Atoi(filepath.Base(dir)); err != nil {
+		return nil, fmt.Errorf("%s is not a generation", dir)
 	}
 	if sum := sha256.Sum256(id.Chain[0]); hex.EncodeToString(sum[:]) != id.CertificateSHA256 {
 		return nil, fmt.Errorf("%s and %s belong to two identities", identityFile, CertFile)

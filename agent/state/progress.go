@@ -14,15 +14,31 @@ import (
 type Progress struct {
 	// Pending is set while a person has to decide.
 	Pending *Pending `json:"pending,omitempty"`
-	// LastProblem says in a few words why the last exchange brought no join.
+	// LastProblem says in a few words why the last exchange brought no certificate.
 	LastProblem string `json:"lastProblem,omitempty"`
 	// LastTriedAt is this machine's time of the last exchange.
 	LastTriedAt time.Time `json:"lastTriedAt,omitzero"`
 	// ClockOffsetSeconds is how far this machine's clock is ahead of the
 	// service's, negative where it lags, by the last signed answer.
 	ClockOffsetSeconds int64 `json:"clockOffsetSeconds,omitempty"`
+	// SignedAt is the latest time that the service signed.
+	SignedAt time.Time `json:"signedAt,omitzero"`
+	// NextTryAt is this machine's time of the next exchange after one that failed.
+	NextTryAt time.Time `json:"nextTryAt,omitzero"`
 	// ConfirmedSHA256 is the certificate that the service knows to be stored.
 	ConfirmedSHA256 string `json:"confirmedSHA256,omitempty"`
+	// Reload is how the reload command fared.
+	Reload *Reload `json:"reload,omitempty"`
+}
+
+// Reload is the last run of the command that follows a new certificate.
+type Reload struct {
+	// CertificateSHA256 is the certificate that it was run for; a command that was
+	// cut short left no trace and is run again.
+	CertificateSHA256 string    `json:"certificateSHA256"`
+	At                time.Time `json:"at"`
+	// Problem is empty where it ended well.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Pending is a join that waits for a person.

@@ -42,8 +42,9 @@ const (
 	pemCert    = "CERTIFICATE"
 )
 
-// Request is the one key and the one certificate request of a machine. They lie
-// in one file, so that neither is ever there without the other.
+// Request is a key and the one certificate request for it: that of the identity
+// in force, or one that is not answered yet. They lie in one file, so that neither
+// is ever there without the other.
 type Request struct {
 	Key crypto.Signer
 	// CSR is DER (RFC 2986). Its bytes never change: their hash is how the
@@ -78,7 +79,7 @@ func (d *Dir) Request() (*Request, error) {
 	}
 	r, err := parseRequest(raw)
 	if err != nil {
-		return nil, &DamagedError{Path: path, Err: err, Remedy: "The machine's key is in it: restore it from a backup, or remove the whole state directory and join as a new node with a new token"}
+		return nil, &DamagedError{Path: path, Err: err, Remedy: d.requestRemedy()}
 	}
 	return r, nil
 }
@@ -89,7 +90,41 @@ func (d *Dir) EnsureRequest(kind KeyType) (*Request, error) {
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}
-	if r, err = newRequest(kind); err != nil {
+	return d.makeRequest(kind)
+}
+
+// requestRemedy: an identity in force has a copy of its own key.
+func (d *Dir) requestRemedy() string {
+	if _, err := d.Identity(); err == nil {
+		return "Remove it: the identity in force has its own key, and the next renewal makes another request"
+	}
+	return "The machine's key is in it: restore it from a backup, or remove the whole state directory and join as a new node with a new token"
+}
+
+// NextRequest is the request to renew an identity with: the one that is not
+// answered yet, or a new one, stored before it is returned, where the last one
+// became that identity. So there is never a second new request while the first
+// one may have been answered. An empty kind is that of the identity's key.
+func (d *Dir) NextRequest(id *Identity, kind KeyType) (*Request, error) {
+	r, err := d.Request()
+	if err == nil && !r.Became(id) {
+		return r, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if kind == "" {
+		kind = kindOf(id.Key)
+	}
+	return d.makeRequest(kind)
+}
+
+// Became reports whether an identity is what the request was answered with.
+func (r *Request) Became(id *Identity) bool { return samePublicKey(r.Key.Public(), id.Key.Public()) }
+
+func (d *Dir) makeRequest(kind KeyType) (*Request, error) {
+	r, err := newRequest(kind)
+	if err != nil {
 		return nil, fmt.Errorf("make a key and certificate request: %w", err)
 	}
 	csr := pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: r.CSR})
@@ -134,6 +169,21 @@ func newKey(kind KeyType) (crypto.Signer, error) {
 	default:
 		return nil, fmt.Errorf("no key type %q", kind)
 	}
+}
+
+// kindOf is a key's kind, or the default for one that this package does not make.
+func kindOf(key crypto.Signer) KeyType {
+	switch pub := key.Public().(type) {
+	case *ecdsa.PublicKey:
+		if pub.Curve == elliptic.P384() {
+			return ECDSAP384
+		}
+	case ed25519.PublicKey:
+		return Ed25519
+	case *rsa.PublicKey:
+		return KeyType(fmt.Sprintf("rsa-%d", pub.N.BitLen()))
+	}
+	return ECDSAP256
 }
 
 func parseRequest(raw []byte) (*Request, error) {

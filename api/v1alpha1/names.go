@@ -8,7 +8,8 @@ const (
 	TenantLabelValue = "true"
 
 	// BrakeAnnotation on a namespace lets a held burst of deletions or
-	// retirements go on ("confirm") or drops it ("cancel").
+	// retirements go on ("confirm-<burst>") or drops it ("cancel-<burst>"); the
+	// condition Held of each node says the burst's name.
 	BrakeAnnotation = "join.better-compute.dev/held-deletions"
 
 	// NodeFinalizer holds a FleetNode until its row is gone; TokenFinalizer a

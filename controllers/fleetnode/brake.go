@@ -1,7 +1,9 @@
 package fleetnode
 
 import (
+	"crypto/rand"
 	"fmt"
+	"strings"
 
 	"github.com/better-compute/join-operator/api/v1alpha1"
 )
@@ -13,9 +15,10 @@ const (
 	brakeShare  = 20
 	brakeWindow = "10 minutes"
 
-	// What the annotation v1alpha1.BrakeAnnotation on a namespace may say.
-	confirmValue = "confirm"
-	cancelValue  = "cancel"
+	// What the annotation v1alpha1.BrakeAnnotation on a namespace says, before a dash
+	// and the burst that it answers.
+	confirmAnswer = "confirm"
+	cancelAnswer  = "cancel"
 
 	// confirmedKey marks audit rows of what was confirmed: it is no part of a
 	// later burst.
@@ -24,10 +27,12 @@ const (
 
 // tripped is a brake that holds a tenant's nodes.
 type tripped struct {
-	// armed is true once the namespace was seen without an annotation since the
-	// brake tripped: an annotation that stood there before answered another burst.
-	armed bool
+	// burst names what is held: an annotation that answered another burst, or stood
+	// there before, is no answer to this one.
+	burst string
 }
+
+func (b *tripped) answer(word string) string { return word + "-" + b.burst }
 
 // situation is all that the brake decides by.
 type situation struct {
@@ -52,8 +57,9 @@ const (
 	cancel
 )
 
-// decide is the whole rule: what to do, and the brake as it is from now on.
-func decide(s situation) (verdict, *tripped) {
+// decide is the whole rule: what to do, and the brake as it is from now on. A
+// burst that is new takes its name from newBurst.
+func decide(s situation, newBurst func() string) (verdict, *tripped) {
 	b := s.brake
 	if b == nil {
 		n := s.done + s.wanted
@@ -61,25 +67,28 @@ func decide(s situation) (verdict, *tripped) {
 		if !burst && !s.crdGoing {
 			return goOn, nil
 		}
-		return hold, &tripped{armed: s.annotation == ""}
+		return hold, &tripped{newBurst()}
 	}
-	next := &tripped{armed: b.armed || s.annotation == ""}
-	switch {
-	case next.armed && s.annotation == confirmValue:
-		return goOnConfirmed, next
-	case next.armed && s.annotation == cancelValue:
-		return cancel, next
+	switch s.annotation {
+	case b.answer(confirmAnswer):
+		return goOnConfirmed, b
+	case b.answer(cancelAnswer):
+		return cancel, b
 	}
-	return hold, next
+	return hold, b
 }
+
+// newBurst makes the name of a burst: it is typed by people, and is no secret.
+func newBurst() string { return strings.ToLower(rand.Text()[:6]) }
 
 // holdMessage says what is held and how to go on.
 func holdMessage(namespace, annotation string, b *tripped) string {
+	command := fmt.Sprintf("kubectl annotate --overwrite namespace %s %s=", namespace, v1alpha1.BrakeAnnotation)
 	text := fmt.Sprintf("many nodes of namespace %s are to be deleted or retired at once, or the FleetNode CRD is being deleted: "+
-		"none is revoked until an administrator runs `kubectl annotate namespace %s %s=%s`, or =%s to keep them all",
-		namespace, namespace, v1alpha1.BrakeAnnotation, confirmValue, cancelValue)
-	if !b.armed && annotation != "" {
-		text += fmt.Sprintf("; the annotation that stands there answered an earlier burst: remove it first (%s-)", v1alpha1.BrakeAnnotation)
+		"none is revoked until an administrator runs `%s%s`, or `%s%s` to keep them all",
+		namespace, command, b.answer(confirmAnswer), command, b.answer(cancelAnswer))
+	if annotation != "" {
+		text += "; the annotation that stands there answers another burst, or none"
 	}
 	return text
 }

@@ -14,10 +14,9 @@ const (
 	// Reconcilers of one tenant count one after the other.
 	lockBrakeSQL = `SELECT pg_advisory_xact_lock(hashtextextended('join/brake/' || $1::text, 0))`
 
-	readBrakeSQL = `SELECT armed FROM node_brakes WHERE tenant = $1`
+	readBrakeSQL = `SELECT burst FROM node_brakes WHERE tenant = $1`
 
-	storeBrakeSQL = `INSERT INTO node_brakes (tenant, armed) VALUES ($1, $2)
-	ON CONFLICT (tenant) DO UPDATE SET armed = excluded.armed WHERE node_brakes.armed <> excluded.armed`
+	storeBrakeSQL = `INSERT INTO node_brakes (tenant, burst) VALUES ($1, $2)`
 
 	releaseBrakeSQL = `DELETE FROM node_brakes WHERE tenant = $1`
 
@@ -50,8 +49,8 @@ func braked(ctx context.Context, db *pgxpool.Pool, key types.NamespacedName, ann
 			return err
 		}
 		s := situation{annotation: annotation, crdGoing: crdGoing}
-		var armed bool
-		switch err := tx.QueryRow(ctx, readBrakeSQL, key.Namespace).Scan(&armed); {
+		var burst string
+		switch err := tx.QueryRow(ctx, readBrakeSQL, key.Namespace).Scan(&burst); {
 		case errors.Is(err, pgx.ErrNoRows):
 			if err := count(ctx, tx, key.Namespace, &s, wanted); err != nil {
 				return err
@@ -59,14 +58,13 @@ func braked(ctx context.Context, db *pgxpool.Pool, key types.NamespacedName, ann
 		case err != nil:
 			return err
 		default:
-			s.brake = &tripped{armed: armed}
+			s.brake = &tripped{burst}
 		}
-		out.verdict, out.brake = decide(s)
-		if out.brake != nil {
-			if _, err := tx.Exec(ctx, storeBrakeSQL, key.Namespace, out.brake.armed); err != nil {
+		out.verdict, out.brake = decide(s, newBurst)
+		if out.tripped = out.brake != nil && s.brake == nil; out.tripped {
+			if _, err := tx.Exec(ctx, storeBrakeSQL, key.Namespace, out.brake.burst); err != nil {
 				return err
 			}
-			out.tripped = s.brake == nil
 		}
 		if out.verdict == goOn || out.verdict == goOnConfirmed {
 			return do(ctx, tx, key, out.verdict == goOnConfirmed)

@@ -316,17 +316,15 @@ func (w *world) held(t *testing.T, atLeast int) int {
 	return n
 }
 
-func (w *world) answer(value string) {
+// answer gives the burst that is held now a person's answer, as its message says.
+func (w *world) answer(word string) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.tenant}}
+	burst := controllertest.Query[string](w.Env, `SELECT burst FROM node_brakes WHERE tenant = '`+w.tenant+`'`)
 	w.Patch(ns, func() {
-		if value == "" {
-			delete(ns.Annotations, v1alpha1.BrakeAnnotation)
-			return
-		}
 		if ns.Annotations == nil {
 			ns.Annotations = map[string]string{}
 		}
-		ns.Annotations[v1alpha1.BrakeAnnotation] = value
+		ns.Annotations[v1alpha1.BrakeAnnotation] = word + "-" + burst
 	})
 }
 
@@ -371,7 +369,6 @@ func TestPrunedFolderIsHeldUntilConfirmed(t *testing.T) {
 	w.burst("m", 50)
 	w.deleteAll(t)
 	held = w.held(t, 30)
-	w.answer("")
 	w.answer("cancel")
 	w.Eventually(func(ctx context.Context) error {
 		var list v1alpha1.FleetNodeList
