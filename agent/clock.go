@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 )
 
@@ -34,53 +33,4 @@ func (SystemClock) Sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// Waits of the protocol.
-const (
-	backOffBase = 15 * time.Second
-	backOffMax  = time.Hour
-	// maxRetryAfter caps what an unsigned answer can ask for.
-	maxRetryAfter = time.Hour
-	// walkEvery is the least time between two walks through the rotations.
-	walkEvery = time.Minute
-	// clockTolerance is how far this machine's clock may be off without a word.
-	clockTolerance = 5 * time.Minute
-
-	confirmBase  = time.Second
-	confirmMax   = 15 * time.Second
-	confirmTries = 4
-)
-
-// backOff is full jitter: a random part of a limit that doubles with every wait.
-type backOff struct {
-	base, limit time.Duration
-	random      func(limit time.Duration) time.Duration
-	tries       int
-}
-
-// next is the wait after one more failure, never less than an endpoint asked for.
-func (b *backOff) next(atLeast time.Duration) time.Duration {
-	upTo := b.limit
-	if b.tries < 32 {
-		upTo = min(b.limit, b.base<<b.tries)
-	}
-	if upTo <= 0 {
-		upTo = b.limit
-	}
-	b.tries++
-	if atLeast > 0 {
-		// Machines that were all told the same time must not come back as one.
-		return min(atLeast, maxRetryAfter) + b.random(upTo)
-	}
-	return b.random(upTo)
-}
-
-func (b *backOff) reset() { b.tries = 0 }
-
-func randomUpTo(limit time.Duration) time.Duration {
-	if limit <= 0 {
-		return 0
-	}
-	return rand.N(limit) //nolint:gosec // jitter is no secret
 }

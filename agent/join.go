@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"time"
 
@@ -52,22 +51,30 @@ func (m *Machine) Join(ctx context.Context, o JoinOptions) (*Joined, error) {
 	if joined, err := m.resume(ctx, o); joined != nil || err != nil {
 		return joined, err
 	}
-	began := m.clock.Now()
-	back := backOff{base: backOffBase, limit: backOffMax, random: m.random}
+	return m.untilJoined(ctx, o, func() (*Joined, error) {
+		j, err := m.attempt(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		return m.finish(ctx, o, j)
+	})
+}
+
+// untilJoined makes attempts, with waits between them.
+func (m *Machine) untilJoined(ctx context.Context, o JoinOptions, attempt func() (*Joined, error)) (*Joined, error) {
+	began := m.clock.Elapsed()
+	back := m.newBackOff()
 	for {
-		joined, err := m.attempt(ctx, o)
+		joined, err := attempt()
 		if err == nil {
 			return joined, nil
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		m.recordFailure(err)
-		if o.Once {
-			return nil, err
-		}
-		wait := m.waitAfter(err, &back)
-		if o.WaitLimit > 0 && m.clock.Now().Add(wait).Sub(began) > o.WaitLimit {
+		wait := waitAfter(err, &back)
+		m.recordFailure(err, wait)
+		if o.Once || o.WaitLimit > 0 && m.clock.Elapsed()+wait-began > o.WaitLimit {
 			return nil, err
 		}
 		m.observe(Waiting{Reason: err, For: wait})
@@ -75,33 +82,6 @@ func (m *Machine) Join(ctx context.Context, o JoinOptions) (*Joined, error) {
 		if err := m.clock.Sleep(ctx, wait); err != nil {
 			return nil, err
 		}
-	}
-}
-
-// waitAfter is as long as a signed answer says, or a back-off.
-func (m *Machine) waitAfter(err error, back *backOff) time.Duration {
-	if p, ok := errors.AsType[*PendingError](err); ok {
-		back.reset()
-		return p.RetryAfter + m.random(p.RetryAfter/10+1)
-	}
-	return back.next(asksToWait(err))
-}
-
-// asksToWait is the longest Retry-After in an error.
-func asksToWait(err error) time.Duration {
-	switch e := err.(type) { //nolint:errorlint // it walks the tree itself, to take the longest
-	case *ProblemError:
-		return e.RetryAfter
-	case interface{ Unwrap() []error }:
-		var longest time.Duration
-		for _, sub := range e.Unwrap() {
-			longest = max(longest, asksToWait(sub))
-		}
-		return longest
-	case interface{ Unwrap() error }:
-		return asksToWait(e.Unwrap())
-	default:
-		return 0
 	}
 }
 
@@ -118,15 +98,21 @@ func (m *Machine) resume(ctx context.Context, o JoinOptions) (*Joined, error) {
 	if !m.now().Before(id.NotAfter) {
 		return nil, &ExpiredError{id.NotAfter}
 	}
-	if id.Role != o.Role {
-		return nil, &LocalError{fmt.Errorf("this machine has joined as %s already, not as %s: use another state directory", id.Role, o.Role)}
+	if err := sameRole(id, o.Role); err != nil {
+		return nil, err
 	}
 	return m.finish(ctx, o, &Joined{Identity: id, Before: true, IssuerPinned: true})
 }
 
-// attempt is one exchange and, where it brings a join, everything that follows.
+// attempt is one exchange, with the identity stored that it brings.
 func (m *Machine) attempt(ctx context.Context, o JoinOptions) (*Joined, error) {
-	a, err := m.exchange(ctx, o)
+	return m.obtain(ctx, &joinQuestion{request: m.request, producer: o.Producer, role: o.Role, claims: o.Claims})
+}
+
+// obtain asks, and stores the identity that the answer brings, under the key that
+// was asked for.
+func (m *Machine) obtain(ctx context.Context, q question) (*Joined, error) {
+	a, err := m.exchange(ctx, q)
 	if err != nil {
 		return nil, err
 	}
@@ -135,17 +121,18 @@ func (m *Machine) attempt(ctx context.Context, o JoinOptions) (*Joined, error) {
 	if a.Outcome == wire.OutcomePending {
 		return nil, m.pending(a)
 	}
-	id, pinned, err := m.asked(o).identity(a, m.bundle, m.now())
+	id, pinned, err := q.expects().identity(a, m.bundle, m.now())
 	if err != nil {
 		return nil, &UntrustedError{err}
 	}
 	if !pinned {
 		m.log.Warn("the certificate's issuer is newer than the pinned bundle; the signed answer vouches for it", "generation", m.bundle.Generation())
 	}
+	id.RenewAt = renewalPoint(id.NotBefore, id.NotAfter, m.random)
 	if err := m.state.StoreIdentity(id, m.request); err != nil {
 		return nil, &LocalError{err}
 	}
-	return m.finish(ctx, o, &Joined{Identity: id, IssuerPinned: pinned})
+	return &Joined{Identity: id, IssuerPinned: pinned}, nil
 }
 
 // finish writes the outputs, and only when all is stored says so to the service.
@@ -154,7 +141,7 @@ func (m *Machine) finish(ctx context.Context, o JoinOptions, j *Joined) (*Joined
 		return nil, &LocalError{err}
 	}
 	p := m.progress()
-	p.Pending, p.LastProblem = nil, ""
+	p.Settled()
 	if p.ConfirmedSHA256 != j.Identity.CertificateSHA256 {
 		if err := m.confirm(ctx, j.Identity, o.Once); err != nil {
 			m.log.Warn("the service does not know yet that everything is stored; the join stands", "error", err)
@@ -185,10 +172,11 @@ func (m *Machine) pending(a *wire.Answer) *PendingError {
 	return e
 }
 
-// recordFailure keeps why an exchange brought no join, for "bcd status".
-func (m *Machine) recordFailure(err error) {
+// recordFailure keeps why an exchange brought no certificate, for "bcd status".
+func (m *Machine) recordFailure(err error, wait time.Duration) {
 	p := m.progress()
-	p.LastTriedAt = m.clock.Now().UTC().Truncate(time.Second)
+	now := m.clock.Now().UTC().Truncate(time.Second)
+	p.LastTriedAt, p.NextTryAt = now, now.Add(wait)
 	p.LastProblem = printable(Summary(err), 500)
 	if _, ok := errors.AsType[*PendingError](err); ok {
 		p.LastProblem = ""
@@ -206,12 +194,8 @@ func (m *Machine) progress() state.Progress {
 
 // storeProgress is not worth a join: a full disk may have room again later.
 func (m *Machine) storeProgress(p state.Progress) {
-	p.ClockOffsetSeconds = m.clockOffset
+	p.ClockOffsetSeconds, p.SignedAt = int64(m.time.offset/time.Second), m.time.signedAt.UTC()
 	if err := m.state.StoreProgress(p); err != nil {
 		m.log.Warn("the progress was not stored", "error", err)
 	}
-}
-
-func (m *Machine) asked(o JoinOptions) asked {
-	return asked{csrSHA256: m.request.CSRSHA256(), publicKey: m.request.Key.Public(), role: o.Role, attestor: o.Producer.ID()}
 }

@@ -29,8 +29,10 @@ type bench struct {
 	clock  *agenttest.Clock
 	token  string
 	events []agent.Event
-	log    bytes.Buffer
-	config agent.Config
+	// observe is told of events too.
+	observe func(agent.Event)
+	log     bytes.Buffer
+	config  agent.Config
 }
 
 func newBench(t *testing.T) *bench {
@@ -67,7 +69,12 @@ func (b *bench) machine() *agent.Machine {
 	if c.Clock == nil {
 		c.Clock = b.clock
 	}
-	c.Observe = func(e agent.Event) { b.events = append(b.events, e) }
+	c.Observe = func(e agent.Event) {
+		b.events = append(b.events, e)
+		if b.observe != nil {
+			b.observe(e)
+		}
+	}
 	m, err := agent.New(c)
 	if err != nil {
 		b.t.Fatal(err)
@@ -278,7 +285,7 @@ func TestBackOffIsFullJitterThatDoublesToAnHour(t *testing.T) {
 		b.Write(w, b.Admit(j))
 	})
 	b.mustJoin()
-	limits = limits[1:] // The first is for the endpoint to begin with.
+	limits = limits[1 : len(limits)-1] // Around them: the first endpoint, and when to renew.
 	want := 15 * time.Second
 	for i, got := range limits {
 		if got != want {

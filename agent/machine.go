@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +14,6 @@ import (
 
 	"github.com/better-compute/join-operator/agent/state"
 	"github.com/better-compute/join-operator/agent/trust"
-	"github.com/better-compute/join-operator/api/wire"
-	"github.com/better-compute/join-operator/attestors"
 )
 
 // Config is what a machine runs with. State and Logger are required; the zero
@@ -23,7 +23,8 @@ type Config struct {
 	State *state.Dir
 	// FirstBundle is pinned where nothing is pinned yet; later it is ignored.
 	FirstBundle []byte
-	// KeyType is the kind of key to make where there is none; default ECDSA P-256.
+	// KeyType is the kind of key to make; default ECDSA P-256, and for a renewal
+	// the kind of the key before it.
 	KeyType state.KeyType
 	Logger  *slog.Logger
 	// Observe is told what a person would want to see, as it happens.
@@ -49,17 +50,12 @@ type Machine struct {
 	http    client
 
 	bundle  *trust.Bundle
+	keyType state.KeyType
 	request *state.Request
-	// signedAt is the latest time that the service signed: whatever this
-	// machine's clock says, it is not earlier than that.
-	signedAt time.Time
+	time    *timeline
 	// endpoint is where the next exchange begins, an index into the bundle's.
 	endpoint int
 	walked   walk
-	// clockSaid keeps a wrong clock from being told of at every answer.
-	clockSaid bool
-	// clockOffset is how far the clock is ahead of the last signed answer, in seconds.
-	clockOffset int64
 	// awaiting is the JoinRequest that was last told of.
 	awaiting string
 }
@@ -67,7 +63,7 @@ type Machine struct {
 // New reads what a machine has on disk, pins its first bundle, and makes its key
 // and request where there are none. It talks to nobody.
 func New(c Config) (*Machine, error) {
-	m := &Machine{state: c.State, log: c.Logger, observe: c.Observe, clock: c.Clock, random: c.Random}
+	m := &Machine{state: c.State, log: c.Logger, observe: c.Observe, clock: c.Clock, random: c.Random, keyType: c.KeyType}
 	if m.observe == nil {
 		m.observe = func(Event) {}
 	}
@@ -90,6 +86,7 @@ func New(c Config) (*Machine, error) {
 	if err := m.pin(c.FirstBundle); err != nil {
 		return nil, err
 	}
+	m.time = newTimeline(m.clock, m.progress(), m.bundle.IssuedAt())
 	var err error
 	if m.request, err = c.State.EnsureRequest(c.KeyType); err != nil {
 		return nil, err
@@ -162,29 +159,45 @@ func (m *Machine) Bundle() *trust.Bundle { return m.bundle }
 // PublicKeySHA256 is the key's fingerprint as a JoinRequest shows it.
 func (m *Machine) PublicKeySHA256() (string, error) { return m.request.PublicKeySHA256() }
 
-// now is the latest of this machine's clock and what was signed.
-func (m *Machine) now() time.Time {
-	now := m.clock.Now()
-	for _, t := range []time.Time{m.bundle.IssuedAt(), m.signedAt} {
-		if t.After(now) {
-			now = t
-		}
-	}
-	return now
-}
+// now is the time to judge certificates by.
+func (m *Machine) now() time.Time { return m.time.now() }
 
 func (m *Machine) noticeClock(issuedAt time.Time) {
-	if issuedAt.After(m.signedAt) {
-		m.signedAt = issuedAt
+	m.time.heard(issuedAt)
+	if ahead, tell := m.time.news(); tell {
+		m.log.Warn("this machine's clock is wrong", "ahead", ahead.Round(time.Second).String(), "serviceTime", issuedAt)
+		m.observe(ClockWrong{Ahead: ahead, ServiceTime: issuedAt})
 	}
-	ahead := m.clock.Now().Sub(issuedAt)
-	m.clockOffset = int64(ahead / time.Second)
-	if ahead.Abs() <= clockTolerance || m.clockSaid {
-		return
+}
+
+// post sends a body to an endpoint whose certificate the pinned authority vouches
+// for. Where only the dates of that certificate are wrong, by a clock that no
+// signed answer has spoken for yet, the clock is what is doubted: else a machine
+// whose clock is off by years could never be told.
+func (m *Machine) post(ctx context.Context, endpoint *url.URL, path string, body []byte) (*reply, error) {
+	r, err := m.http.post(ctx, m.bundle.TLS(m.now), endpoint, path, body)
+	at, doubted := m.doubtedDate(err)
+	if !doubted {
+		return r, err
 	}
-	m.clockSaid = true
-	m.log.Warn("this machine's clock is wrong", "ahead", ahead.Round(time.Second).String(), "serviceTime", issuedAt)
-	m.observe(ClockWrong{Ahead: ahead})
+	m.log.Warn("this machine's clock may be wrong: by it, an endpoint's certificate is not in force", "endpoint", endpoint.String(), "clock", m.clock.Now(), "error", err)
+	return m.http.post(ctx, m.bundle.TLS(func() time.Time { return at }), endpoint, path, body)
+}
+
+// doubtedDate is a time at which an endpoint's certificate would be in force and
+// which nothing signed speaks against.
+func (m *Machine) doubtedDate(err error) (at time.Time, doubted bool) {
+	shown, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	if !ok || m.time.fresh || len(shown.UnverifiedCertificates) == 0 {
+		return at, false
+	}
+	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
+	if !ok || invalid.Reason != x509.Expired {
+		return at, false
+	}
+	leaf := shown.UnverifiedCertificates[0]
+	at = later(m.time.atLeast(), leaf.NotBefore)
+	return at, !at.After(leaf.NotAfter)
 }
 
 // eachEndpoint tries the endpoints in turn, beginning with the one that answered
@@ -213,9 +226,4 @@ func (m *Machine) eachEndpoint(ctx context.Context, try func(*url.URL) error, fi
 	// Whatever was wrong, the next exchange begins elsewhere.
 	m.endpoint = (m.endpoint + 1) % len(endpoints)
 	return errors.Join(failures...)
-}
-
-// produceRequest is what evidence of one round may be bound to.
-func (m *Machine) produceRequest(role wire.Role, challenge []byte) attestors.ProduceRequest {
-	return attestors.ProduceRequest{Role: role, CSR: m.request.CSR, CSRSHA256: m.request.CSRSHA256(), Challenge: challenge}
 }

@@ -26,7 +26,12 @@ type asked struct {
 	csrSHA256 [32]byte
 	publicKey crypto.PublicKey
 	role      wire.Role
-	attestor  string
+	// challenger is who may challenge.
+	challenger string
+	// attestor is what the identity will say that it was admitted by.
+	attestor string
+	// again is the node whose next certificate is asked for; nil for a first join.
+	again *state.Identity
 }
 
 // check holds a signed answer against what was asked, before anything of it is
@@ -50,8 +55,8 @@ func (q asked) check(a *wire.Answer) error {
 		}
 		return nil
 	case wire.OutcomeChallenge:
-		if a.Attestor != q.attestor {
-			return fmt.Errorf("it is a challenge of attestor %.64q, not %q", a.Attestor, q.attestor)
+		if a.Attestor != q.challenger {
+			return fmt.Errorf("it is a challenge of attestor %.64q, not %q", a.Attestor, q.challenger)
 		}
 		return nil
 	default:
@@ -96,8 +101,16 @@ func (q asked) identity(a *wire.Answer, b *trust.Bundle, now time.Time) (id *sta
 	if leaf.IsCA {
 		return nil, false, errors.New("its certificate is an authority's")
 	}
+	if o := q.again; o != nil && (o.TrustDomain != id.TrustDomain || o.Tenant != id.Tenant || o.NodeID != id.NodeID) {
+		return nil, false, fmt.Errorf("it admits as %s, not as %s", id.SPIFFEID(), o.SPIFFEID())
+	}
 	if a.NotAfter != nil && !a.NotAfter.Equal(leaf.NotAfter) {
 		return nil, false, errors.New("its certificate and the answer have two ends")
+	}
+	if q.again != nil && now.After(leaf.NotAfter) {
+		// The answer was lost for longer than the certificate runs. It is stored all
+		// the same: it is the node's newest, and the way to the next one.
+		now = leaf.NotAfter
 	}
 	if pinned, err = verifyChain(chain, b.NodeCAs(), now); err != nil {
 		return nil, false, fmt.Errorf("its certificate does not verify at %s: %w", now.UTC().Format(time.RFC3339), err)

@@ -17,7 +17,8 @@ import (
 
 // walk remembers when the rotations were last asked for, and for which hint.
 type walk struct {
-	at   time.Time
+	once bool
+	at   time.Duration
 	hint string
 }
 
@@ -45,12 +46,11 @@ var errWalkedLately = errors.New("the rotations were walked less than a minute a
 // newest, storing each on the way, and reports whether there was one. At most
 // one walk begins in a minute.
 func (m *Machine) walkRotations(ctx context.Context, hint string) (adopted bool, err error) {
-	// The system's clock, not the service's: it is about this machine's pace.
-	now := m.clock.Now()
-	if since := now.Sub(m.walked.at); !m.walked.at.IsZero() && since >= 0 && since < walkEvery {
+	now := m.clock.Elapsed()
+	if m.walked.once && now-m.walked.at < walkEvery {
 		return false, errWalkedLately
 	}
-	m.walked.at = now
+	m.walked.once, m.walked.at = true, now
 	before := m.bundle.Generation()
 	err = m.eachEndpoint(ctx, func(endpoint *url.URL) error { return m.walkAt(ctx, endpoint) }, func(error) bool { return false })
 	if err == nil {
@@ -84,6 +84,7 @@ func (m *Machine) follow(link string) error {
 		return &LocalError{err}
 	}
 	m.bundle = next
+	m.time.notBefore(next.IssuedAt())
 	m.log.Info("adopted a newer bundle", "generation", next.Generation(), "sha256", next.SHA256())
 	m.observe(BundleAdopted{next.Generation()})
 	return nil
@@ -106,7 +107,7 @@ func (m *Machine) rotationsAfter(ctx context.Context, endpoint *url.URL, generat
 		return nil, err
 	}
 	if r.status != http.StatusOK || r.mediaType != wire.MediaTypeJSON {
-		return nil, r.problem(m.clock.Now())
+		return nil, r.problem(m.now())
 	}
 	var page wire.Rotations
 	if err := json.Unmarshal(r.body, &page); err != nil || page.Protocol != wire.Protocol {

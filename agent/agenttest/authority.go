@@ -25,6 +25,8 @@ import (
 type Authority struct {
 	Cert *x509.Certificate
 	Key  crypto.Signer
+	// ServeFrom and ServeUntil, where set, are the dates of serving certificates.
+	ServeFrom, ServeUntil time.Time
 }
 
 // NewAuthority makes a self-signed CA that is valid long before and after [Start].
@@ -47,7 +49,7 @@ func NewAuthority(t testing.TB, name string) *Authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Authority{cert, key}
+	return &Authority{Cert: cert, Key: key}
 }
 
 // PEM is the CA's certificate.
@@ -95,6 +97,9 @@ func (a *Authority) serve(t testing.TB) tls.Certificate {
 	template := &x509.Certificate{
 		SerialNumber: serial(), NotBefore: Start.AddDate(-4, 0, 0), NotAfter: Start.AddDate(80, 0, 0),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if !a.ServeUntil.IsZero() {
+		template.NotBefore, template.NotAfter = a.ServeFrom, a.ServeUntil
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, key.Public(), a.Key)
 	if err != nil {

@@ -1,6 +1,7 @@
 // Package agenttest is a join service for tests of a machine: it speaks the real
 // protocol over real TLS with keys made in the test, and says and does whatever
-// a test tells it to. It decides nothing and keeps no rows.
+// a test tells it to. Left alone it admits everybody, and renews by the rules of
+// generations, so that a machine that behaves like a clone is found out.
 package agenttest
 
 import (
@@ -52,6 +53,11 @@ type Service struct {
 	Server          *httptest.Server
 	// KeepKeys makes Rotate change the bundle key alone.
 	KeepKeys bool
+	// Lifetime is that of certificates; default 168 h.
+	Lifetime time.Duration
+	// Proof, where set, is what proves the statement of every certificate: renewals
+	// and joins by a certificate are challenged.
+	Proof []byte
 
 	mu      sync.Mutex
 	sealKey hpke.PrivateKey
@@ -64,6 +70,10 @@ type Service struct {
 	// confirmed counts confirmations by the leaf's SHA-256 in hex.
 	confirmed map[string]int
 	walks     []int
+	renewals  []*Renewal
+	certs     map[string]*cert
+	conflicts int
+	onRenew   func(w http.ResponseWriter, r *Renewal)
 	onJoin    func(w http.ResponseWriter, j *Join)
 	onConfirm http.HandlerFunc
 	onWalk    http.HandlerFunc
@@ -75,10 +85,11 @@ func New(t testing.TB) *Service {
 	s := &Service{
 		t: t, Clock: NewClock(), TLSCA: NewAuthority(t, "tls"), NodeCA: NewAuthority(t, "node-ca-1"),
 		Signer: NewSigningKey(t), Rotator: NewSigningKey(t),
-		issued: map[string]*wire.Answer{}, confirmed: map[string]int{},
+		issued: map[string]*wire.Answer{}, confirmed: map[string]int{}, certs: map[string]*cert{}, Lifetime: 168 * time.Hour,
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+wire.PathJoin, s.serveJoin)
+	mux.HandleFunc("POST "+wire.PathRenew, s.serveRenew)
 	mux.HandleFunc("POST "+wire.PathConfirm, s.serveConfirm)
 	mux.HandleFunc("GET "+wire.PathRotations, s.serveRotations)
 	s.Server = s.Serve(mux, s.TLSCA)
@@ -250,6 +261,7 @@ func (s *Service) Admit(j *Join) *wire.Answer {
 	}
 	a := s.AdmitAs(j, j.CSR.PublicKey, Leaf{})
 	s.issued[j.CSRSHA256()] = a
+	s.keep(&cert{answer: a, node: a.NodeID, generation: 1, csr: j.CSRSHA256()})
 	return a
 }
 
@@ -267,7 +279,7 @@ func (s *Service) AdmitAs(j *Join, key crypto.PublicKey, l Leaf) *wire.Answer {
 		l.NotBefore = now.Add(-5 * time.Minute)
 	}
 	if l.NotAfter.IsZero() {
-		l.NotAfter = now.Add(168 * time.Hour)
+		l.NotAfter = now.Add(s.Lifetime)
 	}
 	a.Certificates = []string{wire.EncodeBase64(s.NodeCA.Issue(s.t, l)), wire.EncodeBase64(s.NodeCA.Cert.Raw)}
 	a.NotAfter = &l.NotAfter
@@ -317,11 +329,14 @@ func (s *Service) serveJoin(w http.ResponseWriter, r *http.Request) {
 	s.joins = append(s.joins, j)
 	answer := s.onJoin
 	s.mu.Unlock()
-	if answer == nil {
+	switch {
+	case answer != nil:
+		answer(w, j)
+	case j.Attestor == "x509pop":
+		s.AnswerRejoin(w, j)
+	default:
 		s.Write(w, s.Admit(j))
-		return
 	}
-	answer(w, j)
 }
 
 // open does what a service does before it decides.
@@ -336,19 +351,27 @@ func (s *Service) open(body []byte) (*Join, wire.Code) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if in.KeyID != s.sealID {
+	sealed, code := s.unseal(in.KeyID, in.Sealed, wire.SealAAD(in.Attestor, in.Role, in.CSR))
+	if code != "" {
+		return nil, code
+	}
+	return &Join{Join: in, Body: body, Sealed: sealed, CSR: csr}, ""
+}
+
+// unseal is called with the lock held.
+func (s *Service) unseal(kid string, raw, aad []byte) (*wire.Sealed, wire.Code) {
+	if kid != s.sealID {
 		return nil, wire.StaleBundle
 	}
-	size := len(in.Sealed)
 	encSize := s.encSize()
-	if size < encSize {
+	if len(raw) < encSize {
 		return nil, wire.AccessDenied
 	}
-	recipient, err := hpke.NewRecipient(in.Sealed[:encSize], s.sealKey, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), []byte(wire.SealInfo))
+	recipient, err := hpke.NewRecipient(raw[:encSize], s.sealKey, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), []byte(wire.SealInfo))
 	if err != nil {
 		return nil, wire.AccessDenied
 	}
-	plaintext, err := recipient.Open(wire.SealAAD(in.Attestor, in.Role, in.CSR), in.Sealed[encSize:])
+	plaintext, err := recipient.Open(aad, raw[encSize:])
 	if err != nil {
 		return nil, wire.AccessDenied
 	}
@@ -356,7 +379,7 @@ func (s *Service) open(body []byte) (*Join, wire.Code) {
 	if err != nil {
 		return nil, wire.AccessDenied
 	}
-	return &Join{Join: in, Body: body, Sealed: sealed, CSR: csr}, ""
+	return sealed, ""
 }
 
 // encSize is the length of MLKEM768-X25519's encapsulated key, in bytes.
@@ -384,6 +407,9 @@ func (s *Service) serveConfirm(w http.ResponseWriter, r *http.Request) {
 	sum := sha256.Sum256(c.Certificate)
 	s.mu.Lock()
 	s.confirmed[hex.EncodeToString(sum[:])]++
+	if k := s.certs[hex.EncodeToString(sum[:])]; k != nil {
+		k.used = true
+	}
 	s.mu.Unlock()
 	w.WriteHeader(http.StatusNoContent)
 }

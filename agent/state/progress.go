@@ -31,6 +31,9 @@ type Progress struct {
 	Reload *Reload `json:"reload,omitempty"`
 }
 
+// Settled forgets what stood in the way of a certificate that is stored now.
+func (p *Progress) Settled() { p.Pending, p.LastProblem, p.NextTryAt = nil, "", time.Time{} }
+
 // Reload is the last run of the command that follows a new certificate.
 type Reload struct {
 	// CertificateSHA256 is the certificate that it was run for; a command that was
