@@ -85,9 +85,9 @@ func TestNodeIsShownAsItsRowIs(t *testing.T) {
 	w := setup(t)
 	w.Node(w.tenant, "gpu", "n-before") // while no manager ran
 	w.run(0)
-	fn := w.ready("n-before", "False/Adopting")
+	w.ready("n-before", "False/Adopting")
 	w.Node(w.tenant, "gpu", "n-after")
-	fn = w.ready("n-after", "False/Adopting")
+	fn := w.ready("n-after", "False/Adopting")
 	s := fn.Status
 	if s.State != v1alpha1.NodeAdopting || s.Role != "node" || s.Pool != "gpu" || s.Attestor != "join-token" || s.NodeKey != "unattested" ||
 		s.Facts["k"] != "v" || s.JoinedAt == nil || s.ObservedGeneration != fn.Generation || fn.Spec.Pool != "gpu" {

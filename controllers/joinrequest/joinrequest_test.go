@@ -218,7 +218,7 @@ func TestADecisionWhoseApproverLostTheRightIsThrownAway(t *testing.T) {
 }
 
 func TestNothingIsRecordedWhileUnguarded(t *testing.T) {
-	for name, break_ := range map[string]func(*world){
+	for name, breakIt := range map[string]func(*world){
 		"policy deleted":  func(w *world) { w.Delete(manifests()[0]) },
 		"binding deleted": func(w *world) { w.Delete(manifests()[1]) },
 		"policy altered": func(w *world) {
@@ -235,7 +235,7 @@ func TestNothingIsRecordedWhileUnguarded(t *testing.T) {
 			w.start(t)
 			id := w.pends(t)
 			first := w.becomes(id, v1alpha1.ConditionAdmissionGuarded, "True/AdmissionGuarded")
-			break_(w)
+			breakIt(w)
 			w.becomes(id, v1alpha1.ConditionAdmissionGuarded, "False/AdmissionUnguarded")
 			// Alice may, and may be in the right; nobody can tell.
 			if err := w.decides(w.alice, "alice", id, "Approved"); err != nil {

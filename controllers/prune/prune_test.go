@@ -73,7 +73,7 @@ func TestWhatAJoinHoldsIsSkipped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(context.WithoutCancel(t.Context())) //nolint:errcheck // only ends the lock
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
 	if _, err := tx.Exec(t.Context(), `SELECT FROM attestation_uses WHERE attestor = 'old' ORDER BY subject LIMIT 1 FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}

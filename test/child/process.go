@@ -131,7 +131,7 @@ func (p *Process) Await(ctx context.Context, ready func(context.Context) error) 
 		case <-p.done:
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return fmt.Errorf("%s ended (%v):\n%s", p.name, p.err, tail(p.log))
+			return fmt.Errorf("%s ended (%s):\n%s", p.name, fmt.Sprint(p.err), tail(p.log))
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w:\n%s", p.name, err, tail(p.log))
 		case <-tick.C:
