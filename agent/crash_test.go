@@ -112,6 +112,9 @@ const (
 	bundleEnv = "JOIN_TEST_BUNDLE"
 	tokenEnv  = "JOIN_TEST_TOKEN"
 	outEnv    = "JOIN_TEST_OUT"
+	// timeEnv is the simulated time as a duration since [agenttest.Start]: with it
+	// the machine does not join, but runs.
+	timeEnv   = "JOIN_TEST_TIME"
 	stepsExit = 17
 )
 
@@ -142,10 +145,22 @@ func crashingMachine() int {
 	if err != nil {
 		return 2
 	}
-	m, err := agent.New(agent.Config{State: dir, FirstBundle: bundle, Logger: quiet(), Clock: agenttest.NewClock()})
+	clock := agenttest.NewClock()
+	elapsed, runs := os.LookupEnv(timeEnv)
+	if runs {
+		d, err := time.ParseDuration(elapsed)
+		if err != nil {
+			return 2
+		}
+		clock.Advance(d)
+	}
+	m, err := agent.New(agent.Config{State: dir, FirstBundle: bundle, Logger: quiet(), Clock: clock})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 3
+	}
+	if runs {
+		return runningMachine(m)
 	}
 	p, err := jointoken.NewProducer(os.Getenv(tokenEnv))
 	if err != nil {
@@ -160,38 +175,67 @@ func crashingMachine() int {
 	return stepsExit
 }
 
+// runningMachine does what is due, and has its reload command note for what.
+func runningMachine(m *agent.Machine) int {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out := outputsIn(os.Getenv(outEnv))
+	err := m.Run(ctx, agent.RunOptions{
+		Join: agent.JoinOptions{Role: wire.RoleNode, Outputs: out, Once: true},
+		Reload: func(_ context.Context, id *state.Identity) error {
+			return os.WriteFile(filepath.Join(filepath.Dir(out.Key), "reloaded"), []byte(id.CertificateSHA256), 0o600)
+		},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 3
+	}
+	return stepsExit
+}
+
 func outputsIn(dir string) state.Outputs {
 	return state.Outputs{Key: filepath.Join(dir, "key"), Cert: filepath.Join(dir, "cert"), CA: filepath.Join(dir, "ca")}
 }
+
+// process runs a machine as a process of its own, which is killed at the nth
+// change on disk.
+func process(t *testing.T, s *agenttest.Service, n int, dir string, env ...string) (code int, signal syscall.Signal, stderr string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle := filepath.Join(dir, "bundle.json")
+	if err := os.WriteFile(bundle, s.Bundle(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	cmd.Env = append(os.Environ(), crashEnv+"="+strconv.Itoa(n), stateEnv+"="+filepath.Join(dir, "state"), bundleEnv+"="+bundle, outEnv+"="+filepath.Join(dir, "out"))
+	cmd.Env = append(cmd.Env, env...)
+	err = cmd.Run()
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok {
+		t.Fatalf("run the machine: %v", err)
+	}
+	status := exit.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return -1, status.Signal(), out.String()
+	}
+	return status.ExitStatus(), 0, out.String()
+}
+
+// never is no change on disk.
+const never = 1 << 30
 
 // TestKillAtEveryChangeOnDiskStillJoinsOnce kills a real process (SIGKILL) before
 // each change that it makes on disk, and in the middle of each write; then lets
 // the next process go on. It must join, as one node, with one key.
 func TestKillAtEveryChangeOnDiskStillJoinsOnce(t *testing.T) {
 	s := agenttest.New(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle := filepath.Join(t.TempDir(), "bundle.json")
-	if err := os.WriteFile(bundle, s.Bundle(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run := func(n int, dir, token string) (code int, signal syscall.Signal, stderr string) {
-		cmd := exec.CommandContext(t.Context(), self)
-		var out bytes.Buffer
-		cmd.Stderr = &out
-		cmd.Env = append(os.Environ(), crashEnv+"="+strconv.Itoa(n), stateEnv+"="+filepath.Join(dir, "state"), bundleEnv+"="+bundle, tokenEnv+"="+token, outEnv+"="+filepath.Join(dir, "out"))
-		err := cmd.Run()
-		exit, ok := errors.AsType[*exec.ExitError](err)
-		if !ok {
-			t.Fatalf("run the machine: %v", err)
-		}
-		status := exit.Sys().(syscall.WaitStatus)
-		if status.Signaled() {
-			return -1, status.Signal(), out.String()
-		}
-		return status.ExitStatus(), 0, out.String()
+	run := func(n int, dir, token string) (int, syscall.Signal, string) {
+		return process(t, s, n, dir, tokenEnv+"="+token)
 	}
 	killed := 0
 	for n := 1; ; n++ {
@@ -205,7 +249,7 @@ func TestKillAtEveryChangeOnDiskStillJoinsOnce(t *testing.T) {
 			t.Fatalf("change %d: exit %d, signal %v: %s", n, code, signal, stderr)
 		}
 		killed++
-		if code, signal, stderr := run(1<<30, dir, token); code != stepsExit {
+		if code, signal, stderr := run(never, dir, token); code != stepsExit {
 			t.Fatalf("after a kill at change %d: exit %d, signal %v: %s", n, code, signal, stderr)
 		}
 		if got := s.Nodes() - nodes; got != 1 {

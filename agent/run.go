@@ -177,6 +177,18 @@ func (l *life) renew(ctx context.Context) error {
 	if _, damaged := errors.AsType[*state.DamagedError](err); damaged {
 		return err
 	}
+	wait := l.failed(err)
+	m.recordFailure(err, wait)
+	if l.o.Join.Once {
+		return err
+	}
+	m.observe(Waiting{Reason: err, For: wait, Identity: l.id})
+	m.log.Info("waiting", "for", wait.Round(time.Second).String(), "reason", Summary(err))
+	return nil
+}
+
+// failed plans the next exchange after one that brought nothing.
+func (l *life) failed(err error) time.Duration {
 	if IsRefused(err) {
 		l.turn = !l.turn
 	}
@@ -185,13 +197,7 @@ func (l *life) renew(ctx context.Context) error {
 	}
 	wait := waitAfter(err, &l.renewing)
 	l.putOff(wait)
-	m.recordFailure(err, wait)
-	if l.o.Join.Once {
-		return err
-	}
-	m.observe(Waiting{Reason: err, For: wait, Identity: l.id})
-	m.log.Info("waiting", "for", wait.Round(time.Second).String(), "reason", Summary(err))
-	return nil
+	return wait
 }
 
 func (l *life) exchange(ctx context.Context) (*Joined, Way, error) {
