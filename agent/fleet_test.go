@@ -16,9 +16,11 @@ type simClock struct{ now time.Duration }
 
 var simStart = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func (c *simClock) Now() time.Time                             { return simStart.Add(c.now) }
-func (c *simClock) Elapsed() time.Duration                     { return c.now }
-func (c *simClock) Sleep(context.Context, time.Duration) error { panic("nobody sleeps in a simulation") }
+func (c *simClock) Now() time.Time         { return simStart.Add(c.now) }
+func (c *simClock) Elapsed() time.Duration { return c.now }
+func (c *simClock) Sleep(context.Context, time.Duration) error {
+	panic("nobody sleeps in a simulation")
+}
 
 // simService answers a fixed number of exchanges a second, and tells the rest to
 // come again.

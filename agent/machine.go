@@ -165,7 +165,7 @@ func (m *Machine) now() time.Time { return m.time.now() }
 func (m *Machine) noticeClock(issuedAt time.Time) {
 	m.time.heard(issuedAt)
 	if ahead, tell := m.time.news(); tell {
-		m.log.Warn("this machine's clock is wrong", "ahead", ahead.Round(time.Second).String(), "serviceTime", issuedAt)
+		m.log.Info("this machine's clock is wrong", "ahead", ahead.Round(time.Second).String(), "serviceTime", issuedAt)
 		m.observe(ClockWrong{Ahead: ahead, ServiceTime: issuedAt})
 	}
 }

@@ -290,7 +290,7 @@ func (l *life) reload(ctx context.Context) {
 	r := &state.Reload{CertificateSHA256: sha, At: l.m.clock.Now().UTC().Truncate(time.Second)}
 	if err != nil {
 		r.Problem = printable(Summary(err), 500)
-		l.m.log.Warn("the reload command failed; it is run again at the next start and for the next certificate", "error", err)
+		l.m.log.Info("the reload command failed; it is run again at the next start and for the next certificate", "error", err)
 	}
 	p := l.m.progress()
 	p.Reload = r

@@ -54,25 +54,31 @@ as it is.`,
   bcd join --bundle bundle.json --token-env JOIN_TOKEN --once --output json`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), s) },
 	}
+	f.register(cmd, state.ECDSAP256)
+	fl := cmd.Flags()
+	fl.DurationVar(&f.waitLimit, "wait-timeout", 0, "stop after so long without having joined; 0 never stops")
+	fl.StringVar(&f.output, "output", "text", "form of the result on the standard output: text or json")
+	return cmd
+}
+
+// register adds what "bcd run" takes as well.
+func (f *joinFlags) register(cmd *cobra.Command, keyType state.KeyType) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.stateDir, "state-dir", defaultStateDir, "directory of the key, the request, the pinned bundle and the identity")
 	fl.StringVar(&f.bundle, "bundle", "", "file of the join bundle to pin; needed the first time only")
-	fl.StringVar(&f.tokenFile, "token-file", "", "file of the join token; - is the standard input")
+	fl.StringVar(&f.tokenFile, "token-file", "", "file of the join token; - is the standard input; not read once the machine has joined")
 	fl.StringVar(&f.tokenEnv, "token-env", "", "name of the environment variable that holds the join token")
 	fl.StringVar(&f.token, "token", "", "the join token itself; every user of this machine can see it while bcd runs")
 	fl.StringVar(&f.role, "role", string(wire.RoleNode), "what to join as: node, site or ramdisk")
-	fl.StringVar(&f.keyType, "key-type", string(state.ECDSAP256), "key to make where there is none: "+keyTypeList())
+	fl.StringVar(&f.keyType, "key-type", string(keyType), "kind of key to make: "+keyTypeList())
 	fl.StringArrayVar(&f.claims, "claim", nil, "name=value in place of what the firmware says: productUUID, serialNumber, macAddresses (separated by commas), hardwareKeySHA256; an empty value leaves it out")
 	fl.StringVar(&f.outputs.Key, "key-out", "", "write the private key here too")
 	fl.StringVar(&f.outputs.Cert, "cert-out", "", "write the certificate and its chain here too")
 	fl.StringVar(&f.outputs.CA, "ca-out", "", "write the authorities of node certificates here too")
 	fl.BoolVar(&f.once, "once", false, "ask once, whatever is answered; the exit code tells")
-	fl.DurationVar(&f.waitLimit, "wait-timeout", 0, "stop after so long without having joined; 0 never stops")
 	fl.DurationVar(&f.requestTimeout, "request-timeout", 30*time.Second, "limit of one request to one endpoint")
-	fl.StringVar(&f.output, "output", "text", "form of the result on the standard output: text or json")
 	fl.StringVar(&f.logLevel, "log-level", "warn", "least level that is logged: debug, info, warn or error")
-	return cmd
 }
 
 func keyTypeList() string {
@@ -110,22 +116,31 @@ func (f *joinFlags) run(ctx context.Context, s streams) error {
 	return nil
 }
 
-func (f *joinFlags) join(ctx context.Context, s streams) (_ *agent.Joined, _ state.Outputs, err error) {
-	var none state.Outputs
+func (f *joinFlags) join(ctx context.Context, s streams) (joined *agent.Joined, files state.Outputs, err error) {
+	err = f.with(s, func(e agent.Event) { tell(s.err, e) }, func(m *agent.Machine, dir *state.Dir, o agent.JoinOptions) error {
+		joined, err = m.Join(ctx, o)
+		files = shownFiles(dir, f.outputs)
+		return err
+	})
+	return joined, files, err
+}
+
+// with opens the state directory and makes a machine of it for as long as use runs.
+func (f *joinFlags) with(s streams, observe func(agent.Event), use func(*agent.Machine, *state.Dir, agent.JoinOptions) error) (err error) {
 	logger, err := newLogger(s.err, f.logLevel)
 	if err != nil {
-		return nil, none, err
+		return err
 	}
 	options, err := f.options()
 	if err != nil {
-		return nil, none, err
+		return err
 	}
 	dir, err := state.Open(f.stateDir)
 	if err != nil {
 		if errors.Is(err, state.ErrLocked) {
-			return nil, none, err
+			return err
 		}
-		return nil, none, localError{err}
+		return localError{err}
 	}
 	defer func() {
 		if closeErr := dir.Close(); err == nil && closeErr != nil {
@@ -133,35 +148,31 @@ func (f *joinFlags) join(ctx context.Context, s streams) (_ *agent.Joined, _ sta
 		}
 	}()
 	if options.Producer, err = f.producer(dir, s); err != nil {
-		return nil, none, err
+		return err
 	}
-	bundle, err := f.readBundle()
+	bundle, err := f.readBundle(dir)
 	if err != nil {
-		return nil, none, err
+		return err
 	}
 	m, err := agent.New(agent.Config{
 		State: dir, FirstBundle: bundle, KeyType: state.KeyType(f.keyType), Logger: logger,
-		RequestTimeout: f.requestTimeout, Observe: func(e agent.Event) { tell(s.err, e) },
+		RequestTimeout: f.requestTimeout, Observe: observe,
 	})
 	if errors.Is(err, agent.ErrNoBundle) {
-		return nil, none, usageError("no join bundle is pinned yet: give one with --bundle")
+		return usageError("no join bundle is pinned yet: give one with --bundle")
 	}
 	if is[*agent.BundleError](err) {
-		return nil, none, usageError(err.Error())
+		return usageError(err.Error())
 	}
 	if err != nil {
-		return nil, none, localError{err}
+		return localError{err}
 	}
 	fingerprint, err := m.PublicKeySHA256()
 	if err != nil {
-		return nil, none, localError{err}
+		return localError{err}
 	}
 	fmt.Fprintf(s.err, "key fingerprint (publicKeySHA256) %s\n", fingerprint)
-	joined, err := m.Join(ctx, options)
-	if err != nil {
-		return nil, none, err
-	}
-	return joined, shownFiles(dir, f.outputs), nil
+	return use(m, dir, options)
 }
 
 // options are the parts of the flags that need no file.
@@ -170,7 +181,7 @@ func (f *joinFlags) options() (agent.JoinOptions, error) {
 	if !o.Role.Valid() {
 		return o, usageError("--role must be node, site or ramdisk")
 	}
-	if !slices.Contains(state.KeyTypes(), state.KeyType(f.keyType)) {
+	if f.keyType != "" && !slices.Contains(state.KeyTypes(), state.KeyType(f.keyType)) {
 		return o, usageError("--key-type must be one of " + keyTypeList())
 	}
 	if (f.token != "" && f.tokenFile+f.tokenEnv != "") || (f.tokenFile != "" && f.tokenEnv != "") {
@@ -188,16 +199,17 @@ func (f *joinFlags) options() (agent.JoinOptions, error) {
 	return o, nil
 }
 
-// producer reads the token; a machine that has joined needs none.
+// producer reads the token. A machine that has joined needs none, and may have
+// lost the file long ago.
 func (f *joinFlags) producer(dir *state.Dir, s streams) (attestors.Producer, error) {
+	if _, err := dir.Identity(); !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	text, given, err := f.readToken(s)
 	if err != nil {
 		return nil, err
 	}
 	if !given {
-		if _, err := dir.Identity(); !errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
 		return nil, usageError("a join needs a token: give it with --token-file, --token-env, or --token-file - for the standard input")
 	}
 	p, err := jointoken.NewProducer(text)
@@ -229,9 +241,15 @@ func (f *joinFlags) readToken(s streams) (text string, given bool, err error) {
 	}
 }
 
-func (f *joinFlags) readBundle() ([]byte, error) {
+// readBundle reads the file that was given, which only a first start needs.
+func (f *joinFlags) readBundle(dir *state.Dir) ([]byte, error) {
 	if f.bundle == "" {
 		return nil, nil
+	}
+	if _, err := os.Stat(f.bundle); errors.Is(err, fs.ErrNotExist) {
+		if _, err := dir.Bundle(); err == nil {
+			return nil, nil
+		}
 	}
 	file, err := os.Open(f.bundle)
 	if err != nil {
@@ -284,11 +302,7 @@ func tell(w io.Writer, e agent.Event) {
 	case agent.AwaitingDecision:
 		fmt.Fprintf(w, "waiting for a person to decide join request %s\n%s", e.JoinRequest, howToApprove(e.JoinRequest, e.Tenant))
 	case agent.ClockWrong:
-		direction := "ahead of"
-		if e.Ahead < 0 {
-			direction = "behind"
-		}
-		fmt.Fprintf(w, "this machine's clock is %s %s the service's\n", e.Ahead.Abs().Round(time.Second), direction)
+		fmt.Fprint(w, clockAdvice(e))
 	case agent.BundleAdopted:
 		fmt.Fprintf(w, "adopted generation %d of the join bundle\n", e.Generation)
 	case agent.Waiting:
@@ -297,6 +311,18 @@ func tell(w io.Writer, e agent.Event) {
 		}
 		fmt.Fprintf(w, "%s; asking again in %s\n", agent.Summary(e.Reason), e.For.Round(time.Second))
 	}
+}
+
+// clockAdvice says by how much a clock is wrong, and what to do.
+func clockAdvice(e agent.ClockWrong) string {
+	direction := "ahead of"
+	if e.Ahead < 0 {
+		direction = "behind"
+	}
+	return fmt.Sprintf("this machine's clock is %s %s the service's, which says %s\n"+
+		"  bcd goes by the service's time; programs that check certificates by this clock may refuse good ones\n"+
+		"  set it with  timedatectl set-ntp true  or  chronyc makestep\n",
+		e.Ahead.Abs().Round(time.Second), direction, e.ServiceTime.UTC().Format(time.RFC3339))
 }
 
 // howToApprove is what an approver types. Answers need not name the namespace.

@@ -1,5 +1,5 @@
-// Command bcd runs on a machine: it joins the machine to a fleet and says how
-// that stands. See docs/bcd.md.
+// Command bcd runs on a machine: it joins the machine to a fleet, keeps its
+// certificate fresh, and says how that stands. See docs/bcd.md.
 package main
 
 import (
@@ -34,7 +34,7 @@ type streams struct {
 func run(ctx context.Context, args []string, s streams) int {
 	root := &cobra.Command{
 		Use:           "bcd",
-		Short:         "Join this machine to a fleet, and say how that stands",
+		Short:         "Join this machine to a fleet, keep its certificate fresh, and say how that stands",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, s streams) int {
 			if err := cmd.Help(); err != nil {
 				return err
 			}
-			return usageError("say what to do: bcd join or bcd status")
+			return usageError("say what to do: bcd run, bcd join, bcd status or bcd reset")
 		},
 	}
 	root.SetArgs(args)
@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetOut(s.err)
 	root.SetErr(s.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err.Error()) })
-	root.AddCommand(newJoinCommand(s), newStatusCommand(s))
+	root.AddCommand(newRunCommand(s), newJoinCommand(s), newStatusCommand(s), newResetCommand(s))
 	for _, c := range append(root.Commands(), root) {
 		c.Args = noArguments
 	}

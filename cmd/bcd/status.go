@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/better-compute/join-operator/agent"
 	"github.com/better-compute/join-operator/agent/state"
 	"github.com/better-compute/join-operator/agent/trust"
 	"github.com/better-compute/join-operator/api/wire"
@@ -26,7 +27,7 @@ func newStatusCommand(s streams) *cobra.Command {
 		Use:   "status",
 		Short: "Say whether this machine has joined, and as what",
 		Long: `Say whether this machine has joined, and as what. It reads the state directory
-alone, talks to nobody, and may be run beside "bcd join". The exit code is 0 for
+alone, talks to nobody, and may be run beside "bcd run". The exit code is 0 for
 a machine with a certificate in force; docs/bcd.md has the others.`,
 		RunE: func(*cobra.Command, []string) error { return f.run(s, time.Now()) },
 	}
@@ -48,8 +49,24 @@ type status struct {
 	Pending         *state.Pending `json:"pending,omitempty"`
 	LastProblem     string         `json:"lastProblem,omitempty"`
 	LastTriedAt     *time.Time     `json:"lastTriedAt,omitempty"`
+	// Renewal is there for a machine with an identity.
+	Renewal *shownRenewal `json:"renewal,omitempty"`
 	// ClockOffsetSeconds is how far this machine's clock was ahead of the service's.
 	ClockOffsetSeconds int64 `json:"clockOffsetSeconds"`
+}
+
+// shownRenewal is how the renewal of a certificate stands.
+type shownRenewal struct {
+	// At is when it is planned, by the service's time.
+	At time.Time `json:"at"`
+	// NextTryAt is there after an exchange that failed.
+	NextTryAt *time.Time `json:"nextTryAt,omitempty"`
+	// Unanswered is true while there is a key and a request for the next certificate.
+	Unanswered bool `json:"unanswered"`
+	// Generation counts the certificates that this machine has had, from 1.
+	Generation int `json:"generation"`
+	// Reload is how the reload command ended for this certificate or one before.
+	Reload *state.Reload `json:"reload,omitempty"`
 }
 
 // shownIdentity is an identity as people and scripts see it.
@@ -135,11 +152,19 @@ func readStatus(stateDir string, now time.Time) (*status, error) {
 	case err != nil:
 		return nil, err
 	}
-	p, _ := dir.Progress()
+	p, _ := dir.Progress() // readRest has read it
+	st.Renewal = &shownRenewal{At: id.RenewAt, Generation: id.Generation, Reload: p.Reload}
+	if !p.NextTryAt.IsZero() {
+		st.Renewal.NextTryAt = &p.NextTryAt
+	}
+	if request, err := dir.Request(); err == nil {
+		st.Renewal.Unanswered = !request.Became(id)
+	}
 	st.Node, st.Files = shown(id), paths(dir.CurrentFiles())
 	st.Confirmed = p.ConfirmedSHA256 == id.CertificateSHA256
 	st.State = outcome(exitOK)
-	if !now.Before(id.NotAfter) {
+	// A clock that the service has shown to be wrong does not make it so.
+	if !agent.Now(now, p).Before(id.NotAfter) {
 		st.State = outcome(exitExpired)
 		return st, codedError{exitExpired}
 	}
@@ -201,6 +226,8 @@ func printStatus(w io.Writer, st *status, now time.Time) error {
 		row("Serial", "%s", id.Serial)
 		row("Expires", "%s (%s)", id.NotAfter.UTC().Format(time.RFC3339), fromNow(id.NotAfter, now))
 		row("Confirmed", "%t", st.Confirmed)
+		row("Generation", "%d", st.Renewal.Generation)
+		row("Renewal", "%s", renewalText(st.Renewal, now))
 		row("Certificate", "%s", st.Files.Cert)
 		row("Key", "%s", st.Files.Key)
 		row("Authorities", "%s", st.Files.CA)
@@ -214,7 +241,10 @@ func printStatus(w io.Writer, st *status, now time.Time) error {
 	if b := st.Bundle; b != nil {
 		row("Bundle", "generation %d of %s", b.Generation, b.TrustDomain)
 	}
-	if st.LastTriedAt != nil && st.Node == nil {
+	if r := st.Renewal; r != nil && r.Reload != nil && r.Reload.Problem != "" {
+		row("Reload command", "failed at %s: %s", r.Reload.At.UTC().Format(time.RFC3339), r.Reload.Problem)
+	}
+	if st.LastTriedAt != nil && (st.Node == nil || st.LastProblem != "") {
 		row("Last tried", "%s", st.LastTriedAt.UTC().Format(time.RFC3339))
 	}
 	if st.LastProblem != "" {
@@ -226,11 +256,22 @@ func printStatus(w io.Writer, st *status, now time.Time) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if p := st.Pending; p != nil && st.Node == nil {
+	if p := st.Pending; p != nil {
 		_, err := io.WriteString(w, howToApprove(p.JoinRequest, p.Tenant))
 		return err
 	}
 	return nil
+}
+
+func renewalText(r *shownRenewal, now time.Time) string {
+	text := fmt.Sprintf("%s (%s)", r.At.UTC().Format(time.RFC3339), fromNow(r.At, now))
+	if r.NextTryAt != nil {
+		text += fmt.Sprintf("; tried, and again at %s", r.NextTryAt.UTC().Format(time.RFC3339))
+	}
+	if r.Unanswered {
+		text += "; a request is not answered yet"
+	}
+	return text
 }
 
 func orNone(s string) string {
