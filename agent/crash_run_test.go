@@ -176,7 +176,7 @@ func TestResetThatIsCutShortIsFinished(t *testing.T) {
 			_ = b.dir.Close()
 			b.open()
 			_, idErr := b.dir.Identity()
-			request, requestErr := b.dir.Request()
+			_, requestErr := b.dir.Request()
 			if idErr == nil && requestErr == nil {
 				// It had not begun.
 				if n > 5 {
@@ -192,7 +192,7 @@ func TestResetThatIsCutShortIsFinished(t *testing.T) {
 				t.Errorf("stopped at change %d: the pinned bundle: %v", n, err)
 			}
 			b.mustJoin()
-			if request, err = b.dir.Request(); err != nil || request.CSRSHA256() == old.CSRSHA256() {
+			if request, err := b.dir.Request(); err != nil || request.CSRSHA256() == old.CSRSHA256() {
 				t.Errorf("joined again with the same request (%v)", err)
 			}
 			_ = b.dir.Close()

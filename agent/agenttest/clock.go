@@ -73,7 +73,7 @@ func (w *WrongClock) Set(ahead time.Duration) {
 // Pause lets simulated time go on without the machine, as when a virtual machine
 // is saved and restored: its clock is set right afterwards.
 func (w *WrongClock) Pause(d time.Duration) {
-	w.Clock.Advance(d)
+	w.Advance(d)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.paused += d

@@ -16,14 +16,14 @@ const tempMark = ".bcd-tmp-"
 
 func tempName(dir string) string { return filepath.Join(dir, tempMark+rand.Text()) }
 
-// replaceFile puts data at path so that every reader, and every power cut, finds
+// replaceFile puts data (mode 0600) at path so that every reader, and every power cut, finds
 // the old content or the new one: a new file beside it is written and synced,
 // renamed over it, and the directory synced.
-func replaceFile(fsys FileSystem, path string, data []byte, perm fs.FileMode) error {
-	return replaceFileBy(fsys, tempName(filepath.Dir(path)), path, data, perm)
+func replaceFile(fsys FileSystem, path string, data []byte) error {
+	return replaceFileBy(fsys, tempName(filepath.Dir(path)), path, data, secretPerm)
 }
 
-// replaceFileBy is replaceFile with the unfinished file's name given.
+// replaceFileBy is replaceFile with the unfinished file's name and the mode given.
 func replaceFileBy(fsys FileSystem, temp, path string, data []byte, perm fs.FileMode) (err error) {
 	defer func() {
 		if err != nil {

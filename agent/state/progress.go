@@ -75,7 +75,7 @@ func (d *Dir) StoreProgress(p Progress) error {
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(d.fsys, d.file(progressName), append(raw, '\n'), secretPerm); err != nil {
+	if err := replaceFile(d.fsys, d.file(progressName), append(raw, '\n')); err != nil {
 		return fmt.Errorf("store the progress: %w", err)
 	}
 	return nil
@@ -90,7 +90,7 @@ func (d *Dir) BundlePath() string { return d.file(bundleName) }
 
 // StoreBundle replaces the pinned bundle. The caller has checked that it may.
 func (d *Dir) StoreBundle(raw []byte) error {
-	if err := replaceFile(d.fsys, d.file(bundleName), raw, secretPerm); err != nil {
+	if err := replaceFile(d.fsys, d.file(bundleName), raw); err != nil {
 		return fmt.Errorf("pin the bundle: %w", err)
 	}
 	return nil

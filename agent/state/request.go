@@ -128,7 +128,7 @@ func (d *Dir) makeRequest(kind KeyType) (*Request, error) {
 		return nil, fmt.Errorf("make a key and certificate request: %w", err)
 	}
 	csr := pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: r.CSR})
-	if err := replaceFile(d.fsys, d.file(requestName), append(bytes.Clone(r.keyPEM), csr...), secretPerm); err != nil {
+	if err := replaceFile(d.fsys, d.file(requestName), append(bytes.Clone(r.keyPEM), csr...)); err != nil {
 		return nil, fmt.Errorf("store the key and certificate request: %w", err)
 	}
 	return r, nil

@@ -17,7 +17,7 @@ func (d *Dir) Reset(bundle bool) error {
 	if bundle {
 		mark = resetWithBundle
 	}
-	if err := replaceFile(d.fsys, d.file(resetName), []byte(mark), secretPerm); err != nil {
+	if err := replaceFile(d.fsys, d.file(resetName), []byte(mark)); err != nil {
 		return fmt.Errorf("reset: %w", err)
 	}
 	return d.finishReset()
