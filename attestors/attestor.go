@@ -44,6 +44,10 @@ type Spec struct {
 	Roles   []Role
 	Prepare PrepareFunc
 	Verify  VerifyFunc
+	// OnRefusal, where set, is told the reason of each refusal that Prepare or
+	// Verify returns, for metrics. It is called by many joins at once and must not
+	// block.
+	OnRefusal func(reason string)
 }
 
 // Attestor is a checked and frozen [Spec]. Its zero value is no attestor.
@@ -53,12 +57,18 @@ type Attestor struct {
 
 var idPattern = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
+// reserved are ids that mean something else where an attestor's id stands:
+// refusals of the service's own, renewals, and joins that name none.
+var reserved = []string{"join", "renew", "none"}
+
 // Define checks a spec and freezes a copy of it: later changes of the caller's
 // slices change nothing.
 func Define(s Spec) (*Attestor, error) {
 	switch {
 	case !idPattern.MatchString(s.ID):
 		return nil, fmt.Errorf("attestor id %q does not match %s", s.ID, idPattern)
+	case slices.Contains(reserved, s.ID):
+		return nil, fmt.Errorf("attestor id %q is the service's own", s.ID)
 	case s.Type != "" && !idPattern.MatchString(s.Type):
 		return nil, fmt.Errorf("attestor %s: type %q does not match %s", s.ID, s.Type, idPattern)
 	case s.Version == "" || len(s.Version) > 32:
@@ -97,6 +107,18 @@ func (a *Attestor) Version() string { return a.spec.Version }
 // Roles is a copy of the roles that the attestor may admit.
 func (a *Attestor) Roles() []Role { return slices.Clone(a.spec.Roles) }
 
+// Spec is a copy of what the attestor was defined by, for who defines another one
+// around it:
+//
+//	s := a.Spec()
+//	s.Verify = stricter(s.Verify)
+//	b, err := attestors.Define(s)
+func (a *Attestor) Spec() Spec {
+	s := a.spec
+	s.Roles = slices.Clone(s.Roles)
+	return s
+}
+
 // Admits reports whether the attestor lists the role.
 func (a *Attestor) Admits(r Role) bool { return slices.Contains(a.spec.Roles, r) }
 
@@ -108,10 +130,23 @@ func (a *Attestor) Prepare(ctx context.Context, ev Evidence, pc *PrepareContext)
 	if a.spec.Prepare == nil {
 		return nil, nil
 	}
-	return a.spec.Prepare(ctx, ev, pc)
+	prepared, err := a.spec.Prepare(ctx, ev, pc)
+	a.told(err)
+	return prepared, err
 }
 
 // Verify runs one round.
 func (a *Attestor) Verify(ctx context.Context, ev Evidence, jc *JoinContext) (Outcome, error) {
-	return a.spec.Verify(ctx, ev, jc)
+	out, err := a.spec.Verify(ctx, ev, jc)
+	a.told(err)
+	return out, err
+}
+
+func (a *Attestor) told(err error) {
+	if a.spec.OnRefusal == nil {
+		return
+	}
+	if r, ok := AsRefusal(err); ok {
+		a.spec.OnRefusal(r.Reason)
+	}
 }

@@ -34,6 +34,7 @@ func TestR05_AnAttestorIsCheckedAndFrozenOnceDefined(t *testing.T) {
 	a := define(t, s)
 	s.Roles[0] = attestors.RoleSite
 	a.Roles()[0] = attestors.RoleSite
+	a.Spec().Roles[0] = attestors.RoleSite
 	if !slices.Equal(a.Roles(), []attestors.Role{attestors.RoleNode, attestors.RoleRamdisk}) || a.Admits(attestors.RoleSite) || !a.Admits(attestors.RoleRamdisk) {
 		t.Errorf("its roles were changed from outside: %v", a.Roles())
 	}
@@ -85,6 +86,60 @@ func TestR21_ARegistryTakesListsAndSkipsWhatIsNoAttestor(t *testing.T) {
 	}
 	if _, err := attestors.NewRegistry(builtin, other, other); err == nil {
 		t.Error("two attestors with one id")
+	}
+}
+
+// module brings attestors; a nil one is none.
+type module struct{ list []*attestors.Attestor }
+
+func (m *module) Attestors() []*attestors.Attestor { return m.list }
+
+func TestR21_ModulesBringAttestors(t *testing.T) {
+	builtin := define(t, attestors.Spec{ID: attestors.DefaultID, Version: "built in", Roles: spec().Roles, Verify: admits})
+	own := define(t, attestors.Spec{ID: attestors.DefaultID, Version: "own", Roles: spec().Roles, Verify: admits})
+	other := define(t, spec())
+	var none *module
+	r, err := attestors.NewRegistry(builtin, none, &module{}, &module{[]*attestors.Attestor{nil, other}}, []any{&module{[]*attestors.Attestor{own}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(r.IDs(), []string{"example", attestors.DefaultID}) {
+		t.Errorf("registered: %v", r.IDs())
+	}
+	if a, _ := r.Find(""); a != own {
+		t.Error("the module's attestor does not take the built-in's place")
+	}
+	if _, ok := r.Find("nobody"); ok {
+		t.Error("an attestor that nobody registered was found")
+	}
+	if _, err := attestors.NewRegistry(builtin, other, &module{[]*attestors.Attestor{other}}); err == nil {
+		t.Error("a list and a module with one id")
+	}
+}
+
+func TestR13_AnAttestorsOwnHookIsToldEachRefusalOnce(t *testing.T) {
+	var told []string
+	var fails error
+	s := spec()
+	s.OnRefusal = func(reason string) { told = append(told, reason) }
+	s.Prepare = func(context.Context, attestors.Evidence, *attestors.PrepareContext) (any, error) { return nil, fails }
+	s.Verify = func(context.Context, attestors.Evidence, *attestors.JoinContext) (attestors.Outcome, error) {
+		return &attestors.Admit{}, fails
+	}
+	plain := define(t, s)
+	var m meter
+	for name, a := range map[string]*attestors.Attestor{"plain": plain, "metered": attestors.Metered(plain, &m), "defined anew": define(t, plain.Spec())} {
+		for _, c := range []struct {
+			err  error
+			want []string
+		}{{attestors.Refuse("why"), []string{"why", "why"}}, {errors.New("a bug"), nil}, {nil, nil}} {
+			told, fails = nil, c.err
+			_, _ = a.Prepare(t.Context(), attestors.Evidence{}, nil)
+			_, _ = a.Verify(t.Context(), attestors.Evidence{}, nil)
+			if !slices.Equal(told, c.want) {
+				t.Errorf("%s: told %v of %v, want %v", name, told, c.err, c.want)
+			}
+		}
 	}
 }
 

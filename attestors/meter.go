@@ -31,12 +31,12 @@ type Meter interface {
 // changes nothing else: id, type, version, roles, outcomes and errors, panics
 // too, are those of the wrapped one.
 func Metered(a *Attestor, m Meter) *Attestor {
-	s := a.spec
+	s := a.Spec()
 	s.Verify = func(ctx context.Context, ev Evidence, jc *JoinContext) (out Outcome, err error) {
 		start := time.Now()
 		verdict := VerdictFailed
 		defer func() { m.Verified(s.ID, verdict, time.Since(start)) }()
-		out, err = a.spec.Verify(ctx, ev, jc)
+		out, err = a.spec.Verify(ctx, ev, jc) // not a.Verify: OnRefusal is told once
 		if err != nil {
 			if r, ok := AsRefusal(err); ok {
 				verdict = VerdictRefused

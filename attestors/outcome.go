@@ -36,6 +36,10 @@ type Admit struct {
 	// Facts is what was proved, in digests and labels, never evidence: at most
 	// 32, values of at most 256 printable ASCII characters.
 	Facts map[string]string
+	// Verified is what rules may speak of besides Facts: values of the variables
+	// that the attestor's type declares (package rules), all of them proved. It is
+	// neither stored nor shown.
+	Verified map[string]any
 }
 
 // Use is evidence that admits one join.

@@ -3,8 +3,14 @@ package attestors
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 )
+
+// Module is a part of a program that brings attestors of its own.
+type Module interface {
+	Attestors() []*Attestor
+}
 
 // Registry holds the attestors of one service by id. It does not change once made.
 type Registry struct {
@@ -15,9 +21,9 @@ type Registry struct {
 const DefaultID = "join-token"
 
 // NewRegistry collects attestors from a list of anything that extends the
-// service: what is not an attestor is skipped, slices are read through. Two
-// attestors with one id are an error. The built-in, if given, fills the place of
-// its id unless the list brings one.
+// service: attestors, slices of such, and each [Module]; what is none of these is
+// skipped. Two attestors with one id are an error. The built-in, if given, fills
+// the place of its id unless the list brings one.
 func NewRegistry(builtin *Attestor, extensions ...any) (*Registry, error) {
 	r := &Registry{byID: map[string]*Attestor{}}
 	if err := r.add(extensions); err != nil {
@@ -48,6 +54,13 @@ func (r *Registry) add(extensions []any) error {
 			if err := r.put(v); err != nil {
 				return err
 			}
+		case Module:
+			if p := reflect.ValueOf(v); p.Kind() == reflect.Pointer && p.IsNil() {
+				continue
+			}
+			if err := r.add([]any{v.Attestors()}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -71,16 +84,6 @@ func (r *Registry) Find(id string) (*Attestor, bool) {
 	}
 	a, ok := r.byID[id]
 	return a, ok
-}
-
-// Wrapped is a registry with the same ids whose attestors are what wrap makes of
-// them, for example [Metered].
-func (r *Registry) Wrapped(wrap func(*Attestor) *Attestor) *Registry {
-	out := &Registry{byID: make(map[string]*Attestor, len(r.byID))}
-	for id, a := range r.byID {
-		out.byID[id] = wrap(a)
-	}
-	return out
 }
 
 // IDs lists the registered ids in order.

@@ -32,11 +32,32 @@ type Keys interface {
 	OpenState(purpose string, aad, sealed []byte) ([]byte, error)
 }
 
+// Attestors finds the attestor that a machine names; empty names
+// [attestors.DefaultID]. What it finds may change from one join to the next: a
+// round ends with the attestor that it began with.
+type Attestors interface {
+	Find(id string) (*attestors.Attestor, bool)
+}
+
+// metered finds attestors whose verifications the metrics see.
+type metered struct {
+	Attestors
+	meter attestors.Meter
+}
+
+func (m metered) Find(id string) (*attestors.Attestor, bool) {
+	a, known := m.Attestors.Find(id)
+	if !known {
+		return nil, false
+	}
+	return attestors.Metered(a, m.meter), true
+}
+
 // Config is what a [Service] is made of. Limits, Metrics and the hooks are optional.
 type Config struct {
 	// DB connects as join_service, through rows.Open.
 	DB        *pgxpool.Pool
-	Attestors *attestors.Registry
+	Attestors Attestors
 	Issuer    Issuer
 	Keys      Keys
 	// TrustDomain is that of the SPIFFE ids.
@@ -103,7 +124,7 @@ type PendingRequest struct {
 // Service decides joins. Its methods may be called by many goroutines.
 type Service struct {
 	cfg      Config
-	registry *attestors.Registry // metered
+	registry Attestors // metered
 	db       *pgxpool.Pool
 	limits   Limits
 	log      *slog.Logger
@@ -129,7 +150,7 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{cfg: cfg, db: cfg.DB, limits: cfg.Limits.withDefaults(), log: cfg.Logger, metrics: m}
-	s.registry = cfg.Attestors.Wrapped(func(a *attestors.Attestor) *attestors.Attestor { return attestors.Metered(a, m) })
+	s.registry = metered{cfg.Attestors, m}
 	s.refusals.init()
 	s.notifier.init()
 	s.health.init()
