@@ -28,6 +28,9 @@ const (
 	// FleetPool: there are more nodes than objects are made for.
 	ConditionObjectsCapped = "ObjectsCapped"
 
+	// AttestorConfig: the configuration as it is now is sound, and was published.
+	ConditionValid = "Valid"
+
 	// Any kind: the namespace is no tenant, or is one made again under an old name.
 	ConditionTenantBlocked = "TenantBlocked"
 )
@@ -66,4 +69,9 @@ const (
 	ReasonConflict          = "TwoMachinesOneIdentity"
 	ReasonObjectsCapped     = "ObjectsCapped"
 	ReasonRequestsCapped    = "RequestsCapped"
+	ReasonInvalid           = "Invalid"
+	ReasonConfigMapMissing  = "ConfigMapMissing"
+	ReasonRollingOut        = "RollingOut"
+	ReasonNoReplica         = "NoReplica"
+	ReasonReplicaFailed     = "ReplicaFailed"
 )

@@ -21,6 +21,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&JoinToken{}, &JoinTokenList{},
 		&FleetNode{}, &FleetNodeList{},
 		&FleetPool{}, &FleetPoolList{},
+		&AttestorConfig{}, &AttestorConfigList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -23,10 +23,11 @@ func TestPeoplesRolesEndWhereDecidingBegins(t *testing.T) {
 	ns := w.Namespace(t, tenantLabels)
 	var (
 		see     = []access{{"list", "joinrequests", ""}, {"get", "jointokens", ""}, {"watch", "fleetnodes", ""}, {"get", "fleetpools", ""}}
+		configs = []access{{"list", "attestorconfigs", ""}}
 		tokens  = []access{{"create", "jointokens", ""}, {"patch", "jointokens", ""}, {"delete", "jointokens", ""}, {"patch", "joinrequests", ""}}
 		manage  = []access{{"create", "fleetpools", ""}, {"patch", "fleetpools", ""}, {"patch", "fleetnodes", ""}, {"delete", "fleetnodes", ""}, {"manage", "joinrequests", ""}, {"delete", "joinrequests", ""}}
 		approve = []access{{"approve", "fleetpools", "gpu"}, {"approve", "fleetpools", ""}}
-		never   = []access{{"create", "joinrequests", ""}, {"patch", "joinrequests/status", ""}, {"patch", "fleetnodes/status", ""}, {"manage", "tenants", ns}}
+		never   = []access{{"create", "joinrequests", ""}, {"patch", "joinrequests/status", ""}, {"patch", "fleetnodes/status", ""}, {"manage", "tenants", ns}, {"create", "attestorconfigs", ""}, {"patch", "attestorconfigs", ""}, {"delete", "attestorconfigs", ""}}
 	)
 	all := func(parts ...[]access) (out []access) {
 		for _, p := range parts {
@@ -35,10 +36,10 @@ func TestPeoplesRolesEndWhereDecidingBegins(t *testing.T) {
 		return out
 	}
 	for role, c := range map[string]struct{ may, mayNot []access }{
-		"view":              {see, all(tokens, manage, approve, never)},
+		"view":              {all(see, configs), all(tokens, manage, approve, never)},
 		"edit":              {all(see, tokens), all(manage, approve, never)},
 		"admin":             {all(see, tokens), all(manage, approve, never)},
-		"join-viewer":       {see, all(tokens, manage, approve, never)},
+		"join-viewer":       {all(see, configs), all(tokens, manage, approve, never)},
 		"join-approver":     {append(approve, access{"patch", "joinrequests", ""}, access{"list", "joinrequests", ""}), all(tokens[:3], manage, never)},
 		"join-tenant-admin": {all(see, tokens, manage), all(approve, never)},
 	} {
@@ -113,7 +114,7 @@ func TestServiceAccountsHoldNothingMore(t *testing.T) {
 		{"join-manager", "join-keys", managersRights},
 		{"join-manager", root, append(managersRights,
 			"create coordination.k8s.io leases []", "get coordination.k8s.io leases [join-manager]", "update coordination.k8s.io leases [join-manager]",
-			"create  configmaps []", "get  configmaps [join-bundle]", "list  configmaps [join-bundle]", "watch  configmaps [join-bundle]", "update  configmaps [join-bundle]")},
+			"create  configmaps []", "get  configmaps []", "list  configmaps []", "watch  configmaps []", "update  configmaps [join-bundle]")},
 	} {
 		t.Run(c.account+" in "+c.namespace, func(t *testing.T) {
 			got := w.rights(t, c.account, c.namespace)
@@ -140,8 +141,10 @@ var managersRights = []string{
 	"create join.better-compute.dev fleetnodes []", "patch join.better-compute.dev fleetnodes []", "delete join.better-compute.dev fleetnodes []",
 	"get join.better-compute.dev jointokens []", "list join.better-compute.dev jointokens []", "watch join.better-compute.dev jointokens []", "patch join.better-compute.dev jointokens []",
 	"get join.better-compute.dev fleetpools []", "list join.better-compute.dev fleetpools []", "watch join.better-compute.dev fleetpools []",
+	"get join.better-compute.dev attestorconfigs []", "list join.better-compute.dev attestorconfigs []", "watch join.better-compute.dev attestorconfigs []",
 	"patch join.better-compute.dev joinrequests/status []", "patch join.better-compute.dev fleetnodes/status []",
 	"patch join.better-compute.dev jointokens/status []", "patch join.better-compute.dev fleetpools/status []",
+	"patch join.better-compute.dev attestorconfigs/status []",
 	"get  namespaces []", "list  namespaces []", "watch  namespaces []",
 	"create  events []", "patch  events []", "create events.k8s.io events []", "patch events.k8s.io events []",
 	"create authorization.k8s.io subjectaccessreviews []",

@@ -32,7 +32,7 @@ func kubectl(t *testing.T, args ...string) string {
 func TestKubectlKnowsTheShortNamesAndTheCategory(t *testing.T) {
 	cluster(t)
 	out := kubectl(t, "api-resources", "--categories=join", "--no-headers")
-	for _, want := range []string{"joinrequests", "jointokens", "fleetnodes", "fleetpools", " jr ", " jt ", " fn ", " fp "} {
+	for _, want := range []string{"joinrequests", "jointokens", "fleetnodes", "fleetpools", "attestorconfigs", " jr ", " jt ", " fn ", " fp ", " ac "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -47,6 +47,7 @@ func TestEveryFieldIsExplained(t *testing.T) {
 		"jr.spec.decision":           "final from then on",
 		"jt.spec.uses":               "It may grow",
 		"fp.spec.requireApproval":    "wait for a person",
+		"ac.spec.rules.when":         "Nothing that a machine merely claims is visible",
 		"fn.spec.retired":            "takes the node out of the fleet",
 		"jt.spec.expect.productUUID": "in any spelling",
 	} {
@@ -58,7 +59,7 @@ func TestEveryFieldIsExplained(t *testing.T) {
 	if err := c.Client.List(t.Context(), &list); err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Items) < 4 {
+	if len(list.Items) < 5 {
 		t.Fatalf("%d definitions", len(list.Items))
 	}
 	for _, crd := range list.Items {
