@@ -17,8 +17,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/better-compute/join-operator/attestors"
+	"github.com/better-compute/join-operator/attestors/configured"
 	"github.com/better-compute/join-operator/attestors/jointoken"
 	"github.com/better-compute/join-operator/joinsvc"
+	"github.com/better-compute/join-operator/joinsvc/attestorset"
 	"github.com/better-compute/join-operator/joinsvc/httpapi"
 	"github.com/better-compute/join-operator/joinsvc/keyring"
 	"github.com/better-compute/join-operator/joinsvc/pki"
@@ -40,6 +42,7 @@ type replica struct {
 	keys       *keyring.Keyring
 	keeper     *pki.Keeper
 	bundles    *httpapi.Bundles
+	attestors  *attestorset.Set
 	recorder   *record.Recorder
 	service    *joinsvc.Service
 	handler    *httpapi.Handler
@@ -70,12 +73,17 @@ func build(ctx context.Context, o options, log *slog.Logger) (*replica, error) {
 	if r.db, err = rows.Open(ctx, o.databaseURL, rows.Options{MaxConns: int32(o.maxConnections)}); err != nil {
 		return nil, err
 	}
+	if r.attestors, err = attestorset.New(attestorset.Config{
+		DB: r.db, BuiltIn: registry, Types: configured.BuiltIn(), Replica: o.replicaID, Logger: log, Metrics: r.metrics,
+	}); err != nil {
+		return nil, err
+	}
 	r.bundles = httpapi.NewBundles(r.db, log)
 	if r.keeper, err = pki.NewKeeper(r.authority, r.db, log, r.metrics); err != nil {
 		return nil, err
 	}
 	if r.service, err = joinsvc.New(joinsvc.Config{
-		DB: r.db, Attestors: registry, Issuer: r.authority, Keys: r.keys, TrustDomain: o.trustDomain, RootTenant: o.systemNamespace,
+		DB: r.db, Attestors: r.attestors, Issuer: r.authority, Keys: r.keys, TrustDomain: o.trustDomain, RootTenant: o.systemNamespace,
 		Logger: log, Metrics: r.metrics, OnPending: r.recorder.Record,
 	}); err != nil {
 		return nil, err
@@ -109,6 +117,9 @@ func (r *replica) ready() error {
 		return errors.New("no keys are loaded: has the keys job run?")
 	case !r.authority.Ready(time.Now()):
 		return errors.New("no node CA that is valid is loaded: is the Secret node-ca-1 there?")
+	}
+	if err := r.attestors.Ready(); err != nil {
+		return err
 	}
 	return r.service.Ready()
 }
@@ -171,6 +182,7 @@ func (r *replica) work(ctx context.Context, fail context.CancelCauseFunc) {
 	wg.Go(func() { r.keys.Report(ctx, r.db, r.replicaID) })
 	wg.Go(func() { r.keeper.Run(ctx) })
 	wg.Go(func() { r.bundles.Run(ctx) })
+	wg.Go(func() { r.attestors.Run(ctx) })
 	wg.Go(func() {
 		if err := r.service.Run(ctx); err != nil && ctx.Err() == nil {
 			fail(err)
